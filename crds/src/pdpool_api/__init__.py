@@ -1,0 +1,1 @@
+"""The contract: what operator and router both know. It imports neither."""

@@ -1,0 +1,1 @@
+"""The operator: InferencePools become prefill, decode and router workloads."""
