@@ -1,0 +1,89 @@
+# Every target sets up what it needs; `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+PYTEST := .venv/bin/pytest
+SOURCES := crds operator router sim e2e tests
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: ## Set up uv and the virtual environment (cache: ~/.cache/pdpool)
+	@tools/install
+
+.PHONY: demo
+demo: install ## The whole product on this machine, or on the cluster of KUBECONFIG: from nothing to a streamed answer
+	@$(PY) -m e2e.demo up
+
+.PHONY: demo-down
+demo-down: install ## Remove everything that `make demo` made
+	@$(PY) -m e2e.demo down
+
+.PHONY: test
+test: install ## Everything that CI runs
+	@tools/test
+
+.PHONY: lint
+lint: install ## ruff, mypy, import layers
+	@.venv/bin/ruff check $(SOURCES)
+	@.venv/bin/ruff format --check $(SOURCES)
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+.PHONY: fmt
+fmt: install ## Format and mend what can be mended
+	@.venv/bin/ruff check --fix $(SOURCES)
+	@.venv/bin/ruff format $(SOURCES)
+
+.PHONY: unit
+unit: install ## Tests that need no cluster and no engine
+	@$(PYTEST) -q -m "not api and not cluster and not engine"
+
+.PHONY: test-api
+test-api: install ## Tests against a real API server
+	@$(PYTEST) -q -m api
+
+.PHONY: e2e
+e2e: install ## Tests on the real cluster, with real engines
+	@$(PYTEST) -q -m "cluster or engine" tests/cluster tests/e2e
+
+.PHONY: test-engine-real
+test-engine-real: install ## The table of exchanges on real vLLM
+	@$(PYTEST) -q --engine=real tests/engine
+
+.PHONY: generate
+generate: install ## Write the CRD and the install manifest from their sources
+	@$(PY) -m pdpool_api.crd
+	@$(PY) -m pdpool_operator.install
+
+.PHONY: verify
+verify: install ## Fail where a generated file differs from its source
+	@$(PY) -m pdpool_api.crd --check
+	@$(PY) -m pdpool_operator.install --check
+
+.PHONY: lock
+lock: ## Write uv.lock after a change of dependencies
+	@$${PDPOOL_CACHE:-$$HOME/.cache/pdpool}/tools/bin/uv lock
+
+.PHONY: images
+images: install ## Build the images of operator and router (no registry, no daemon)
+	@$(PY) -m e2e.images build
+
+.PHONY: cluster-up
+cluster-up: install ## A real one-node Kubernetes on this machine
+	@$(PY) -m e2e.cluster up
+
+.PHONY: cluster-down
+cluster-down: install ## Remove it without a trace
+	@$(PY) -m e2e.cluster down
+
+.PHONY: peers
+peers: install ## Install the peers that benchmarks run beside us
+	@$(PY) -m e2e.bench.peers
+
+.PHONY: bench-router
+bench-router: install peers ## CPU per request and per chunk beside a peer (QUICK=1, JSON=file)
+	@$(PY) -m e2e.bench.router

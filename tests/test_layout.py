@@ -1,0 +1,37 @@
+"""The layout that keeps imports sound: folders named like standard modules stay plain folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("folder", ["operator", "router", "crds", "sim"])
+def test_workspace_folders_are_no_packages(folder: str) -> None:
+    """`operator/__init__.py` would shadow the standard module in every interpreter started in the root."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_no_test_folder_is_a_package() -> None:
+    """A package `tests/operator` would shadow the standard module for every test."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_the_standard_operator_module_wins_in_the_root() -> None:
+    """An interpreter started in the root still gets the standard library's `operator`."""
+    code = "import operator; print(operator.add(1, 2))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "3"
+
+
+def test_pure_rooms_import_no_io() -> None:
+    """The layer contract of `.importlinter` names every room that exists, so that a new one cannot slip past it."""
+    rooms = {path.stem for path in (ROOT / "operator/src/pdpool_operator").iterdir() if path.stem[0] != "_"}
+    contract = (ROOT / ".importlinter").read_text()
+    unnamed = {room for room in rooms if room not in contract} - {"py", "settings", "telemetry", "serve"}
+    assert not unnamed, f"rooms without a layer in .importlinter: {sorted(unnamed)}"
