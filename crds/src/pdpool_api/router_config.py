@@ -1,7 +1,7 @@
 """The file that the operator writes and the router reads (`pdpool-router --config`).
 
-Boundary: shape, defaults and limits of the configuration; nothing is opened here. The file is strict: an unknown field is refused
-with its path, so that a misspelt setting never goes unnoticed. The router's flags are a short form of it.
+Boundary: shape, defaults and limits of the configuration; nothing is opened here. The file is strict: an unknown field
+is refused with its path, so that a misspelt setting never goes unnoticed. The router's flags are a short form of it.
 """
 
 from __future__ import annotations

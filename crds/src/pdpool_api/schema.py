@@ -1,0 +1,67 @@
+"""How models become a structural schema: the base class, pieces of core/v1, and CEL rules.
+
+Boundary: what the models of `pool.py` and `conditions.py` are built from; `crd.py` turns them into the CRD. Values that
+core/v1 owns (env, resources, volumes) stay raw JSON in Python, because the operator hands them on untouched; in the CRD
+they are typed by the apiserver's own schema.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+CORE_KEY: Final = "$core"
+"""Key of the placeholder that the generator replaces by a definition of core/v1."""
+
+RULES_KEY: Final = "x-kubernetes-validations"
+
+
+class ApiModel(BaseModel):
+    """One object of the API: camelCase on the wire, snake_case in Python, immutable.
+
+    Unknown fields are ignored on reading, so that an operator reads what a newer CRD stored. Files are read strictly:
+    `model_validate(…, extra="forbid")`.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+def rule(expression: str, message: str, **more: str) -> dict[str, str]:
+    """One CEL rule of `x-kubernetes-validations`; `more` holds `fieldPath` or `reason`."""
+    return {"rule": expression, "message": message, **more}
+
+
+def rules(*each: dict[str, str]) -> dict[str, Any]:
+    """`json_schema_extra` of a model or a field that carries CEL rules."""
+    return {RULES_KEY: list(each)}
+
+
+def _core(definition: str, *, without: tuple[str, ...] = ()) -> WithJsonSchema:
+    return WithJsonSchema({"type": "object", CORE_KEY: definition, "without": list(without)})
+
+
+def _map_list(*keys: str) -> dict[str, Any]:
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+MAX_ITEMS: Final = 256
+"""Longest list anywhere: a rule that loops over a list needs a bound (the apiserver estimates its worst cost)."""
+
+EnvVar = Annotated[dict[str, Any], _core("EnvVar")]
+Resources = Annotated[dict[str, Any], _core("ResourceRequirements", without=("claims",))]
+"""`claims` names entries of the pod's resourceClaims, which a pool cannot hold yet."""
+SecurityContext = Annotated[dict[str, Any], _core("SecurityContext")]
+Volume = Annotated[dict[str, Any], _core("Volume")]
+VolumeMount = Annotated[dict[str, Any], _core("VolumeMount")]
+
+EnvVars = Annotated[tuple[EnvVar, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
+Volumes = Annotated[tuple[Volume, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
+VolumeMounts = Annotated[tuple[VolumeMount, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("mountPath"))]
