@@ -1,0 +1,40 @@
+"""`python -m e2e.engine install | model | mounts | up | down`: the real engine as a tool."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from e2e.cluster.progress import Progress
+from e2e.engine import install, model
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m e2e.engine", description="Real vLLM with NIXL on the CPU.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("install", help="make the virtual environment (vLLM, NIXL) if it is not there; prints its path")
+    commands.add_parser("model", help="make the tiny model if it is not there; prints its path")
+    commands.add_parser("mounts", help="print the folders that a pod must mount to run the engine")
+    return parser
+
+
+def main() -> int:
+    """Run one command; the answer goes to stdout, progress to stderr."""
+    arguments = _parser().parse_args()
+    progress = Progress("engine")
+    try:
+        if arguments.command == "install":
+            print(install.install(progress))
+        elif arguments.command == "model":
+            install.install(progress)
+            print(model.make(progress))
+        elif arguments.command == "mounts":
+            print(*install.host_mounts(), sep="\n")
+    except install.InstallError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
