@@ -1,7 +1,7 @@
-"""Where the cluster tool keeps what outlives a run (cache) and what belongs to one cluster (state).
+"""Where the cluster tool keeps what outlives a run (cache), what one cluster owns (data) and what the machine must know of it (run).
 
 Boundary: names of folders only; creating and removing them is the caller's business.
-One place, so that a cleaner knows every path that can exist.
+Ledgers, locks and sockets lie in one folder of the machine rather than in the cache: two users with two caches still share one kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cache_root() -> Path:
-    """The folder that holds built programs, packages, images and the state of clusters: `$PDPOOL_CACHE` or `~/.cache/pdpool`."""
+    """The folder of built programs, images and the data of clusters: `$PDPOOL_CACHE` or `~/.cache/pdpool`."""
     chosen = os.environ.get("PDPOOL_CACHE")
     return Path(chosen).expanduser().resolve() if chosen else Path.home() / ".cache" / "pdpool"
 
@@ -31,6 +31,11 @@ def images_root() -> Path:
     return cache_root() / "images"
 
 
-def clusters_root() -> Path:
-    """One folder per cluster name: ledger, keys, logs, data."""
+def data_root() -> Path:
+    """One folder per cluster name: keys, logs, etcd, images in containerd, volumes."""
     return cache_root() / "cluster"
+
+
+def run_root() -> Path:
+    """One folder per cluster name: ledger, locks, sockets."""
+    return Path("/run/pdpool") if os.geteuid() == 0 else cache_root() / "run"

@@ -1,0 +1,117 @@
+"""A running cluster as its users see it: credentials, kubectl, images, the audit log.
+
+Boundary: asks the cluster's own programs; starting and ending it is `lifecycle.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import binaries
+from e2e.cluster.audit import AuditLog
+from e2e.cluster.commands import run, succeeds
+from e2e.cluster.debian import program
+from e2e.cluster.layout import NODE_NAME, Layout
+from e2e.cluster.pki import Authority, Identity, certificate_kubeconfig, token_kubeconfig
+
+IMAGE_NAMESPACE = "k8s.io"
+IMPORT_TIMEOUT_S = 300.0
+
+
+class Cluster:
+    """One cluster that is up. Every method raises `ClusterError` with the program's own words when it is refused."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @property
+    def name(self) -> str:
+        """The name it was begun under."""
+        return self.layout.name
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self.layout.server
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.layout.kubeconfig
+
+    @property
+    def audit(self) -> AuditLog:
+        """Who did what."""
+        return AuditLog(self.layout.audit_log)
+
+    def kubectl(self, *arguments: str, text_input: str | None = None, timeout_s: float = 60.0) -> str:
+        """The output of kubectl as administrator."""
+        return run(self.kubectl_command(*arguments), text_input=text_input, timeout_s=timeout_s)
+
+    def kubectl_command(self, *arguments: str) -> list[str]:
+        """The command line of kubectl as administrator, for those who run it themselves (port-forward, logs -f)."""
+        return [str(binaries.cached_path("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments]
+
+    def apply(self, objects: Sequence[dict[str, Any]]) -> None:
+        """Apply objects server-side as administrator."""
+        document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text_input=document)
+
+    def objects(self, *arguments: str) -> Any:
+        """What `kubectl get … -o json` answers, as Python values."""
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def kubeconfig_for_user(self, user: str, groups: Sequence[str] = (), *, path: Path | None = None) -> Path:
+        """A kubeconfig, in a file, of a user by client certificate. What they may do is for RBAC to say."""
+        authority = Authority(self.layout.pki)
+        stem = "".join(letter if letter.isalnum() else "-" for letter in f"user-{user}-{'-'.join(groups)}")
+        certificate, key = authority.issue(stem, Identity(user, groups))
+        return self._write(certificate_kubeconfig(self.server, authority, certificate, key), path, stem)
+
+    def kubeconfig_for_service_account(
+        self, namespace: str, name: str, *, duration_s: int = 24 * 3600, path: Path | None = None
+    ) -> Path:
+        """A kubeconfig, in a file, with a token of an existing service account; its context is that namespace."""
+        token = self.kubectl("--namespace", namespace, "create", "token", name, f"--duration={duration_s}s").strip()
+        document = token_kubeconfig(self.server, Authority(self.layout.pki), token, namespace)
+        return self._write(document, path, f"service-account-{namespace}-{name}")
+
+    def import_image(self, archive: Path) -> list[str]:
+        """Bring the images of an OCI archive into the node; their names."""
+        answer = run([*self._ctr, "images", "import", str(archive)], timeout_s=IMPORT_TIMEOUT_S)
+        return [line.split()[1] for line in answer.splitlines() if line.startswith("unpacking ")]
+
+    def images(self) -> list[str]:
+        """The names of the images the node has."""
+        return run([*self._ctr, "images", "list", "--quiet"]).split()
+
+    def has_default_service_account(self) -> bool:
+        """Whether pods can be made in the default namespace yet."""
+        return succeeds(self.kubectl_command("get", "serviceaccount", "default", "--namespace", "default"))
+
+    def runtime_answers(self) -> bool:
+        """Whether containerd serves."""
+        return succeeds([*self._ctr, "version"])
+
+    def node_is_ready(self) -> bool:
+        """Whether the node takes pods."""
+        found = subprocess.run(self.kubectl_command("get", "node", NODE_NAME, "-o", "json"), capture_output=True, text=True, timeout=30, check=False)
+        if found.returncode != 0:
+            return False
+        node = json.loads(found.stdout)
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
+        return ready and not node["spec"].get("taints")
+
+    @property
+    def _ctr(self) -> list[str]:
+        return [program("ctr"), "--address", str(self.layout.containerd_socket), "--namespace", IMAGE_NAMESPACE]
+
+    def _write(self, document: str, path: Path | None, stem: str) -> Path:
+        target = path or self.layout.pki / f"{stem}.kubeconfig"
+        target.touch(mode=0o600)
+        target.write_text(document)
+        return target

@@ -1,0 +1,244 @@
+"""Bringing a cluster up and taking it down: the table of contents of this package.
+
+Boundary: the order of steps and the decision what a run has to do; each step is in the module named after its thing.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster import binaries, control_plane, debian, network, node
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.layout import Layout, checked, chosen, known_names, ledger_of, load, lock_of
+from e2e.cluster.lock import held
+from e2e.cluster.paths import data_root, run_root
+from e2e.cluster.processes import Daemon, alive, is_alive, start, start_time_of, wait_until
+from e2e.cluster.progress import ClusterError, Progress
+from e2e.cluster.undo import undo
+
+DEFAULT_NODE_NAME = "default"
+DEFAULT_CONTROL_PLANE_NAME = "control-plane"
+READY_TIMEOUT_S = 90.0
+PROBE_TIMEOUT_S = 2.0
+
+
+def up(
+    name: str | None = None,
+    *,
+    control_plane_only: bool = False,
+    owned: bool = False,
+    wait_s: float = 0.0,
+    quiet: bool = False,
+) -> Cluster:
+    """A running cluster of that name, begun now unless it is there and whole.
+
+    A half-dead one is taken down first. `owned` binds the cluster to this process: once that has ended, the next `up` of any
+    cluster takes it down. `wait_s` is how long to wait for another run on the same cluster.
+
+    Raises `ClusterError` when a step fails (what was begun is taken down again, its logs stay) or another run is at it.
+    """
+    name = checked(name or (DEFAULT_CONTROL_PLANE_NAME if control_plane_only else DEFAULT_NODE_NAME))
+    progress = Progress(f"up {name}", quiet=quiet)
+    _sweep(name, progress)
+    with held(lock_of(name), wait_s=wait_s):
+        layout = load(name)
+        if layout is not None and _whole(layout):
+            if layout.node == control_plane_only:
+                mode = "a full cluster" if layout.node else "a control plane"
+                raise ClusterError(f"{name} is up as {mode}: take it down first, or choose another --name")
+            progress.say(f"already up at {layout.server}")
+            return Cluster(layout)
+        if ledger_of(name).exists():
+            with progress.step("take down what an earlier run left"):
+                _undo(name, keep_logs=False)
+        return _begun(name, node=not control_plane_only, owned=owned, progress=progress)
+
+
+def down(name: str = DEFAULT_NODE_NAME, *, keep_logs: bool = True, wait_s: float = 0.0, quiet: bool = False) -> None:
+    """Nothing of the cluster left on the machine but, with `keep_logs`, its logs; no error if there was none."""
+    progress = Progress(f"down {name}", quiet=quiet)
+    with held(lock_of(name), wait_s=wait_s):
+        if not ledger_of(name).exists():
+            progress.say("there is nothing to take down")
+            return
+        with progress.step("take down"):
+            _undo(name, keep_logs=keep_logs)
+
+
+def status(name: str) -> dict[str, object]:
+    """What runs of the cluster: mode, URL, each daemon's life, and whether the API server says that it is ready."""
+    layout = load(name)
+    ledger = ledger_of(name)
+    if layout is None:
+        return {"name": name, "state": "broken" if ledger.exists() else "absent"}
+    return {
+        "name": name,
+        "state": "up" if _whole(layout) else "broken",
+        "mode": "full" if layout.node else "control-plane-only",
+        "server": layout.server,
+        "kubeconfig": str(layout.kubeconfig),
+        "logs": str(layout.logs),
+        "daemons": alive(ledger),
+    }
+
+
+def _begun(name: str, *, node: bool, owned: bool, progress: Progress) -> Cluster:
+    if node and os.geteuid() != 0:
+        raise ClusterError("a full cluster needs root (network, mounts, control groups); --control-plane-only does not")
+    wanted = binaries.CONTROL_PLANE + (binaries.NODE if node else ())
+    debian.ensure(debian.NODE_PACKAGES if node else debian.CONTROL_PLANE_PACKAGES, progress)
+    programs = binaries.ensure(wanted, progress)
+    if not node:
+        cluster = _started(name, programs, node=False, owned=owned, progress=progress)
+        cluster.layout.complete.touch()
+        return cluster
+    from e2e.images import pause  # noqa: PLC0415  (the image tool itself asks for paths of this package)
+
+    image = pause.archive(progress)
+    # One machine has room for one node: its ranges, its bridge, its control groups.
+    with held(run_root() / "node.lock"):
+        _refuse_second_node(name)
+        cluster = _started(name, programs, node=True, owned=owned, progress=progress)
+        with _undone_on_failure(name):
+            _finish_node(cluster, image, progress)
+        cluster.layout.complete.touch()
+        return cluster
+
+
+def _started(name: str, programs: dict[str, Path], *, node: bool, owned: bool, progress: Progress) -> Cluster:
+    owner = f"{os.getpid()} {start_time_of(os.getpid())}" if owned else ""
+    layout = chosen(name, node=node, owner=owner)
+    ledger = layout.ledger
+    if node:
+        network.check_free()
+        _refuse_foreign_kubelet()
+    ledger.record("folder", str(layout.run))
+    ledger.record("folder", str(layout.folder))
+    with _undone_on_failure(name):
+        layout.save()
+        layout.logs.mkdir(parents=True, exist_ok=True)
+        for log in layout.logs.iterdir():
+            log.unlink()
+        if node:
+            with progress.step("network"):
+                network.raise_network(ledger)
+        with progress.step("keys and certificates"):
+            control_plane.make_keys(layout)
+        with progress.step("etcd and API server"):
+            _start(layout, control_plane.etcd(layout, programs))
+            _start(layout, control_plane.apiserver(layout, programs))
+            _await_api(layout)
+        _start(layout, control_plane.controller_manager(layout, programs))
+        cluster = Cluster(layout)
+        if node:
+            _start_node(layout, programs, cluster, progress)
+        with progress.step("default service account"):
+            _await(layout, "the default service account", "controller-manager", cluster.has_default_service_account)
+    progress.say(f"API server at {layout.server}, kubeconfig {layout.kubeconfig}")
+    return cluster
+
+
+def _start_node(layout: Layout, programs: dict[str, Path], cluster: Cluster, progress: Progress) -> None:
+    with progress.step("containerd, scheduler, kube-proxy, CoreDNS"):
+        node.note_changes(layout.ledger)
+        _start(layout, node.containerd(layout))
+        _start(layout, control_plane.scheduler(layout, programs))
+        _start(layout, node.kube_proxy(layout, programs))
+        cluster.apply(node.dns_rights())
+        _start(layout, node.coredns(layout, programs))
+        _await(layout, "containerd", "containerd", lambda: cluster.runtime_answers())
+    with progress.step("kubelet"):
+        _start(layout, node.kubelet(layout, programs))
+
+
+def _finish_node(cluster: Cluster, image: Path, progress: Progress) -> None:
+    layout = cluster.layout
+    with progress.step("sandbox image"):
+        cluster.import_image(image)
+    with progress.step("node ready"):
+        _await(layout, "the node", "kubelet", cluster.node_is_ready)
+        _await(layout, "cluster DNS", "coredns", lambda: _answers(f"http://127.0.0.1:{layout.ports['dns_ready']}/ready"))
+        _await(layout, "Services", "kube-proxy", lambda: _answers(f"http://127.0.0.1:{layout.ports['proxy_health']}/healthz"))
+
+
+def _start(layout: Layout, daemon: Daemon) -> None:
+    start(daemon, layout.name, layout.ledger)
+
+
+def _await(layout: Layout, what: str, daemon: str, ready: object) -> None:
+    assert callable(ready)
+    wait_until(ready, what, layout.ledger, layout.logs / f"{daemon}.log", READY_TIMEOUT_S)
+
+
+def _await_api(layout: Layout) -> None:
+    _await(layout, "the API server", "apiserver", lambda: _api_ready(layout))
+
+
+def _api_ready(layout: Layout) -> bool:
+    return _answers(f"{layout.server}/readyz", layout.pki / "ca.crt")
+
+
+def _answers(url: str, authority: Path | None = None) -> bool:
+    try:
+        context = ssl.create_default_context(cafile=str(authority)) if authority else None
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
+        )
+        with opener.open(url, timeout=PROBE_TIMEOUT_S) as answer:
+            return int(answer.status) == 200  # noqa: PLR2004  (HTTP's OK)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _whole(layout: Layout) -> bool:
+    """It was begun to the end, every daemon lives, and the API server says that it is ready."""
+    return layout.complete.exists() and all(alive(layout.ledger).values()) and _api_ready(layout)
+
+
+def _undo(name: str, *, keep_logs: bool) -> None:
+    layout = load(name)
+    logs = layout.logs if layout is not None else data_root() / name / "log"
+    undo(name, ledger_of(name), frozenset({logs}) if keep_logs else frozenset())
+
+
+@contextmanager
+def _undone_on_failure(name: str) -> Iterator[None]:
+    """What a failed step leaves is taken down, but its logs stay, and the error keeps the end of them."""
+    try:
+        yield
+    except ClusterError as failure:
+        told = str(failure)
+        _undo(name, keep_logs=True)
+        raise ClusterError(told) from failure
+    except BaseException:
+        _undo(name, keep_logs=True)
+        raise
+
+
+def _refuse_second_node(name: str) -> None:
+    for other in known_names():
+        if other != name and any(entry.kind == "link" for entry in ledger_of(other).entries()):
+            raise ClusterError(f"the full cluster {other!r} has this machine's node: take it down first (`down --name {other}`)")
+
+
+def _refuse_foreign_kubelet() -> None:
+    for group in node.CGROUP_ROOT.glob(f"**/{node.CGROUP}"):
+        raise ClusterError(f"{group} exists: another kubelet runs on this machine, or left its control groups")
+
+
+def _sweep(name: str, progress: Progress) -> None:
+    """Take down the clusters whose owning process has ended without doing it."""
+    for other in known_names():
+        layout = load(other)
+        if other == name or layout is None or not layout.owner:
+            continue
+        pid, _, start_time = layout.owner.partition(" ")
+        if not is_alive(int(pid), start_time):
+            with progress.step(f"take down {other}, left by a process that has ended"):
+                down(other, keep_logs=False, quiet=True)
