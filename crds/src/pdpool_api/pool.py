@@ -286,6 +286,15 @@ class InferencePoolSpec(ApiModel):
         """
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode}[role]
 
+    def with_images(self, *, engine: str, router: str) -> Self:
+        """The spec with absent images filled in by the operator's own defaults."""
+        return self.model_copy(
+            update={
+                "engine": self.engine.model_copy(update={"image": self.engine.image or engine}),
+                "router": self.router.model_copy(update={"image": self.router.image or router}),
+            }
+        )
+
     @property
     def roles(self) -> tuple[Role, ...]:
         """The engine roles that this pool runs."""

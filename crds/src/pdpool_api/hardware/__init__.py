@@ -1,1 +1,5 @@
 """Hardware profiles: one YAML each, and their loader."""
+
+from pdpool_api.hardware.profile import DEFAULT, EngineSettings, Profile, profile, profiles
+
+__all__ = ["DEFAULT", "EngineSettings", "Profile", "profile", "profiles"]

@@ -1,0 +1,177 @@
+"""What prefill and decode must share, read from everything that can say it: fields, arguments, variables, profiles.
+
+Boundary: pure. The revision is a hash of it, so that a change rolls both roles together; a disagreement between the
+roles is found before a pod is made. What nobody sets is absent here: the engine decides, alike on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pdpool_api import hardware
+from pdpool_api.engines.vllm import flags
+from pdpool_api.engines.vllm.arguments import transfer_config
+from pdpool_api.engines.vllm.environment import environment
+from pdpool_api.names import Role
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePoolSpec
+
+REVISION_LENGTH: Final = 8
+
+_SETTINGS: Final = (
+    "--attention-backend",
+    "--block-size",
+    "--disable-hybrid-kv-cache-manager",
+    "--dtype",
+    "--kv-cache-dtype",
+    "--mamba-block-size",
+    "--mamba-cache-dtype",
+    "--mamba-cache-mode",
+    "--mamba-ssm-cache-dtype",
+    "--revision",
+    "--spec-method",
+    "--spec-model",
+    "--spec-tokens",
+)
+_SWITCHES: Final = frozenset({"--disable-hybrid-kv-cache-manager"})
+_VARIABLES: Final = ("VLLM_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT")
+_OWN_TRANSFER_FIELDS: Final = frozenset({"kv_role", "kv_load_failure_policy", "engine_id"})
+_OWN_TRANSFER_EXTRAS: Final = frozenset({"kv_lease_duration"})
+"""Fields of the transfer configuration in which the roles may differ."""
+_SYNONYMS: Final = {
+    ("--dtype", "half"): "float16",
+    ("--dtype", "float"): "float32",
+    ("--kv-cache-dtype", "fp8"): "fp8_e4m3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Something that prefill and decode must share and do not."""
+
+    setting: str
+    prefill: Any
+    decode: Any
+    rule: str = "must be equal"
+
+    @property
+    def message(self) -> str:
+        """For a person: the setting, both values, the rule."""
+        return f"{self.setting} {self.rule}: prefill has {_shown(self.prefill)}, decode has {_shown(self.decode)}"
+
+
+def shared_settings(spec: InferencePoolSpec) -> dict[str, Any]:
+    """What the revision hashes: JSON values, only those that something sets.
+
+    Raises:
+        ArgumentError: a JSON argument is no JSON object.
+    """
+    return {
+        "model": spec.model.id,
+        "image": spec.engine.image,
+        "servedNames": list(spec.model.names),
+        "roles": {role.value: settings(spec, role) for role in spec.roles},
+    }
+
+
+def revision(spec: InferencePoolSpec) -> str:
+    """Hash of `shared_settings`, as label value and part of names.
+
+    Raises:
+        ArgumentError: see `shared_settings`.
+    """
+    text = json.dumps(shared_settings(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_LENGTH]
+
+
+def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
+    """The settings of one role that the other must share, by flag or variable.
+
+    Raises:
+        ArgumentError: a JSON argument is no JSON object.
+    """
+    found = flags.given_flags(spec, role)
+    profile = hardware.profile(spec.role(role).hardware).settings(spec.engine.name, role)
+    result: dict[str, Any] = {flag: profile.args[flag] for flag in _SETTINGS if flag in profile.args}
+    if spec.model.revision:
+        result["--revision"] = spec.model.revision
+    attention = flags.json_value(found, "--attention-config")
+    if attention.get("backend"):
+        result["--attention-backend"] = attention["backend"]
+    for each in found:
+        if each.flag in _SWITCHES:
+            result[each.flag] = not each.negated
+        elif each.flag in _SETTINGS:
+            result[each.flag] = each.value
+    speculative = flags.json_value(found, "--speculative-config")
+    if speculative:
+        result["--speculative-config"] = speculative
+    result["connector"] = _connector(spec, role)
+    for variable in environment(spec, role):
+        if variable["name"] in _VARIABLES:
+            result[variable["name"]] = variable.get("value", variable.get("valueFrom"))
+    normal = {name: _normal(name, value) for name, value in result.items()}
+    return {name: value for name, value in normal.items() if value is not None}
+
+
+def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
+    """Everything in which the spec lets prefill and decode differ though they must not.
+
+    Raises:
+        ArgumentError: a JSON argument is no JSON object.
+    """
+    prefill, decode = settings(spec, Role.PREFILL), settings(spec, Role.DECODE)
+    names = sorted(prefill.keys() | decode.keys())
+    found = [
+        Disagreement(name, prefill.get(name), decode.get(name))
+        for name in names
+        if name != "--block-size" and prefill.get(name) != decode.get(name)
+    ]
+    return (*found, *_block_size(spec, prefill.get("--block-size"), decode.get("--block-size")))
+
+
+def _block_size(spec: InferencePoolSpec, prefill: Any, decode: Any) -> tuple[Disagreement, ...]:
+    if prefill == decode:
+        return ()
+    if spec.prefill.parallelism.tensor > spec.decode.parallelism.tensor:
+        rule = "must be equal where prefill's tensor size is the larger"
+    elif _is_multiple(decode, prefill):
+        return ()
+    else:
+        rule = "of decode must be a multiple of prefill's"
+    return (Disagreement("--block-size", prefill, decode, rule),)
+
+
+def _is_multiple(value: Any, base: Any) -> bool:
+    return isinstance(value, int) and isinstance(base, int) and base > 0 and value % base == 0
+
+
+def _connector(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
+    config = transfer_config(spec, role)
+    extras = config.get("kv_connector_extra_config")
+    shared = {name: value for name, value in config.items() if name not in _OWN_TRANSFER_FIELDS}
+    if isinstance(extras, dict):
+        shared["kv_connector_extra_config"] = {
+            name: value for name, value in extras.items() if name not in _OWN_TRANSFER_EXTRAS
+        }
+    return shared
+
+
+def _normal(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if name == "--attention-backend":
+        return value.upper()
+    if value == "auto" and name != "--revision":
+        return None  # what the engine does by itself
+    if value.isdecimal():
+        return int(value)
+    return _SYNONYMS.get((name, value), value)
+
+
+def _shown(value: Any) -> str:
+    return "the engine's default" if value is None else json.dumps(value, sort_keys=True)

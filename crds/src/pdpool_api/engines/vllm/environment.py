@@ -1,0 +1,44 @@
+"""Environment variables of the engine's container.
+
+Boundary: pure. Generated ones come first and the author's last, so that `$(NAME)` in the latter can refer to the
+former; a name stands once: the role's wins over the engine's, the author's over the generated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pdpool_api import hardware
+from pdpool_api.names import NIXL_SIDE_CHANNEL_PORT
+
+if TYPE_CHECKING:
+    from pdpool_api.names import Role
+    from pdpool_api.pool import InferencePoolSpec
+
+
+def environment(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
+    """EnvVar objects of core/v1 for a role."""
+    network = spec.transfer.network
+    of_role = spec.role(role)
+    generated = [
+        # Peers pull KV from the address that the engine itself announces; its default is localhost.
+        _pod_ip("VLLM_NIXL_SIDE_CHANNEL_HOST"),
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_SIDE_CHANNEL_PORT)},
+        # Else the engine guesses by opening a socket to a public address, which a closed network may drop.
+        _pod_ip("VLLM_HOST_IP"),
+        *([{"name": "UCX_TLS", "value": network.tls}] if network.tls else []),
+        *([{"name": "UCX_NET_DEVICES", "value": ",".join(network.devices)}] if network.devices else []),
+        *(
+            {"name": name, "value": value}
+            for name, value in hardware.profile(of_role.hardware).settings(spec.engine.name, role).env.items()
+        ),
+    ]
+    by_name: dict[str, dict[str, Any]] = {}
+    for variable in (*generated, *spec.engine.env, *of_role.env):
+        by_name.pop(variable["name"], None)
+        by_name[variable["name"]] = variable
+    return list(by_name.values())
+
+
+def _pod_ip(name: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}}
