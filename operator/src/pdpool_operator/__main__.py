@@ -1,0 +1,90 @@
+"""The operator's process: puts the parts together, and takes them down in order.
+
+Boundary: wiring and signals. Every replica watches and lists, so that it is warm; only the leader writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pdpool_operator import kube, telemetry
+from pdpool_operator.handlers import Watches
+from pdpool_operator.kube import Kube
+from pdpool_operator.lease import Election
+from pdpool_operator.observe.cluster import Cluster
+from pdpool_operator.observe.relist import Relist
+from pdpool_operator.probes import Probes, serving
+from pdpool_operator.settings import LEASE_NAME, Settings, parse
+from pdpool_operator.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_log = structlog.get_logger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `pdpool-operator`; returns the exit status."""
+    settings = parse(arguments)
+    telemetry.configure_logs(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(_until_stopped(settings))
+    except kube.ConfigException as fault:
+        _log.error("no credentials", fault=str(fault))  # noqa: TRY400 - the message says it; a traceback would not help
+        return 2
+    return 0
+
+
+async def _until_stopped(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = asyncio.create_task(_run(settings))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if running.done():
+        running.result()
+        return
+    _log.info("stopping")
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def _run(settings: Settings) -> None:
+    configuration = await kube.connection()
+    cluster = Cluster()
+    # The Lease has connections of its own: it must not wait behind the writes that it permits.
+    async with Kube(configuration) as api, Kube(configuration, in_flight=2, timeout_s=4, patience_s=4) as lease_api:
+        workers = Workers(api, cluster, settings.images)
+        relist = Relist(api, cluster, settings.namespace, workers.wake)
+        watches = Watches(api, cluster, relist, settings.namespace, workers.wake)
+        election = Election(lease_api, _lease_namespace(settings), LEASE_NAME, _identity())
+        async with serving(Probes(api, cluster, relist), settings.port) as port, asyncio.TaskGroup() as tasks:
+            _log.info("started", port=port, namespace=settings.namespace or "every")
+            tasks.create_task(relist.run(), name="re-list")
+            tasks.create_task(watches.run(), name="watches")
+            tasks.create_task(election.run(workers.act), name="election")
+
+
+def _lease_namespace(settings: Settings) -> str:
+    return kube.own_namespace() or settings.namespace or "default"
+
+
+def _identity() -> str:
+    """Unique to this life of the process: a restarted one must not take its own old Lease for its own."""
+    return f"{os.environ.get('HOSTNAME', 'pdpool-operator')}_{uuid.uuid4()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Writes: server-side apply of what is needed and of nothing else; then one status.
+
+Boundary: carries out a `Plan` and says what came of it. Whether a write is needed is decided by `ownership`. Every write says
+which life of an object it means (its uid), and the first apply of a child is not forced, so that an object that somebody else
+made in the meantime is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+import structlog
+
+from pdpool_operator import ownership
+from pdpool_operator.kube import ApiError, Conflict, Kube, NotFound, Rejected
+from pdpool_operator.observe.cluster import Cluster, pool_owner
+from pdpool_operator.records import CHILD_RESOURCES, POOLS, Child, ChildKey, Json, Observed, Outcome, Plan, Resource
+
+_BY_KIND: Final = {resource.kind: resource for resource in CHILD_RESOURCES}
+_ORDER: Final = {resource: place for place, resource in enumerate(CHILD_RESOURCES)}
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Results:
+    live: dict[ChildKey, Json] = field(default_factory=dict)
+    written: list[ChildKey] = field(default_factory=list)
+    conflicts: list[ChildKey] = field(default_factory=list)
+    refused: dict[ChildKey, str] = field(default_factory=dict)
+    failed: dict[ChildKey, str] = field(default_factory=dict)
+
+    def frozen(self) -> Outcome:
+        return Outcome(
+            live=self.live,
+            written=tuple(sorted(self.written)),
+            conflicts=tuple(sorted(self.conflicts)),
+            refused=dict(sorted(self.refused.items())),
+            failed=dict(sorted(self.failed.items())),
+        )
+
+
+class Writer:
+    """The only writer of children and of pool statuses."""
+
+    def __init__(self, kube: Kube, cluster: Cluster) -> None:
+        self._kube = kube
+        self._cluster = cluster
+        self._pointless: dict[tuple[str, str], tuple[str, str]] = {}
+        """By (uid, kind): hash and entry of an apply that changed nothing; it is not tried again until one of them changes."""
+
+    async def carry_out(self, observed: Observed, plan: Plan) -> Outcome:
+        """Applies and deletes what the plan says; faults are in the outcome, none is raised."""
+        results = _Results(live=dict(observed.children))
+        ordered = sorted(plan.apply, key=lambda child: (_ORDER[child.resource], child.name))
+        for _, stage in groupby(ordered, key=lambda child: child.resource):
+            await asyncio.gather(*(self._child(observed, child, results) for child in stage))
+        await asyncio.gather(*(self._delete(observed, key, results) for key in plan.delete))
+        return results.frozen()
+
+    async def _child(self, observed: Observed, child: Child, results: _Results) -> None:
+        try:
+            live = await self._apply(observed, child, results)
+        except Conflict as fault:
+            # Not owned, deleted, or re-made since it was looked at: the next look tells which.
+            results.failed[child.key] = str(fault)
+        except Rejected as fault:
+            results.refused[child.key] = str(fault)
+        except ApiError as fault:
+            results.failed[child.key] = str(fault)
+        else:
+            if live is not None:
+                results.live[child.key] = live
+
+    async def _apply(self, observed: Observed, child: Child, results: _Results) -> Json | None:
+        namespace = observed.ref.namespace
+        live = observed.children.get(child.key)
+        if live is None:
+            # Watches see only objects with our labels: another's object of this name shows itself only here.
+            live = await self._kube.get(child.resource, namespace, child.name)
+            if live is not None and not _owned(live, observed.uid):
+                results.conflicts.append(child.key)
+                return None
+        if live is not None and "deletionTimestamp" in live["metadata"]:
+            results.failed[child.key] = "is being deleted"
+            return live
+        body = ownership.stamped(ownership.without_none(child.body))
+        why = ownership.difference(body, live)
+        if not why or (live is not None and self._is_pointless(child, body, live)):
+            return live
+        return await self._write(observed, child, body, live, why, results)
+
+    async def _write(
+        self, observed: Observed, child: Child, body: Json, live: Json | None, why: str, results: _Results
+    ) -> Json:
+        if live is not None:
+            body = {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
+        stored = await self._kube.apply(child.resource, observed.ref.namespace, body, force=live is not None)
+        _log.info("applied", pool=str(observed.ref), child=str(child.key), why=why)
+        results.written.append(child.key)
+        if live is not None and stored["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
+            mark = (ownership.digest(body), ownership.digest(ownership.entry(live) or {}))
+            self._pointless[live["metadata"]["uid"], child.resource.kind] = mark
+        self._cluster.put(child.resource, stored)
+        return stored
+
+    def _is_pointless(self, child: Child, body: Json, live: Json) -> bool:
+        uid = live["metadata"]["uid"]
+        stamped = {**body, "metadata": {**body["metadata"], "uid": uid}}
+        mark = (ownership.digest(stamped), ownership.digest(ownership.entry(live) or {}))
+        return self._pointless.get((uid, child.resource.kind)) == mark
+
+    async def _delete(self, observed: Observed, key: ChildKey, results: _Results) -> None:
+        live = observed.children[key]
+        if "deletionTimestamp" in live["metadata"]:
+            return
+        resource: Resource = _BY_KIND[key.kind]
+        try:
+            await self._kube.delete(resource, observed.ref.namespace, key.name, uid=live["metadata"]["uid"])
+        except ApiError as fault:
+            results.failed[key] = str(fault)
+            return
+        _log.info("deleted", pool=str(observed.ref), child=str(key))
+        results.written.append(key)
+        results.live.pop(key, None)
+
+    async def report(self, observed: Observed, status: Json) -> bool:
+        """Writes the status of the pool if it differs from the live one; False when the pool changed meanwhile."""
+        if not status_differs(observed.pool, status):
+            return True
+        metadata = {
+            "name": observed.ref.name,
+            "namespace": observed.ref.namespace,
+            # On a status a foreign uid is accepted silently: only the version tells one life of a pool from the next.
+            "resourceVersion": observed.pool["metadata"]["resourceVersion"],
+        }
+        body = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": metadata, "status": status}
+        try:
+            stored = await self._kube.apply(POOLS, observed.ref.namespace, body, force=True, subresource="status")
+        except Conflict:
+            return False
+        except NotFound:
+            return True
+        self._cluster.put(POOLS, stored)
+        return True
+
+
+def status_differs(pool: Json, status: Json) -> bool:
+    """True when the live status lacks something of `status`, or holds something that we wrote and no longer say."""
+    live = pool.get("status") or {}
+    conditions = {each["type"]: each for each in live.get("conditions", ())}
+    for name, value in status.items():
+        if name != "conditions" and live.get(name) != value:
+            return True
+    if any(conditions.get(each["type"]) != each for each in status["conditions"]):
+        return True
+    owned = ownership.entry(pool, "status")
+    return owned is None or bool(ownership.mismatch(owned, {"status": status}))
+
+
+def _owned(live: Json, uid: str) -> bool:
+    owner = pool_owner(live)
+    return owner is not None and owner["uid"] == uid

@@ -1,0 +1,332 @@
+"""The one door to the API server: raw JSON in, raw JSON out.
+
+Boundary: knows HTTP, paths, credentials, limits and faults; knows no kind's meaning. Every request has a deadline, no more
+than a fixed number are in flight, and a 429 waits as long as the server asked. Typed clients are avoided on purpose: a write
+must hold exactly the fields that the operator owns, and a read must show `managedFields` as they are.
+
+Faults::
+
+    ApiError
+    ├── Unreachable   no answer, a server fault, or still 429 after retries: try again later
+    ├── NotFound      404: the object, or its kind, is not there
+    ├── Conflict      409: somebody else was faster, or owns it
+    ├── Forbidden     401 or 403
+    └── Rejected      every other 4xx, and the 500 of a body that fits no schema: the same call never succeeds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from pdpool_api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdpool_operator.records import Json, Resource
+
+IN_FLIGHT: Final = 32
+"""Requests at once; with the watches this stays below 50."""
+REQUEST_TIMEOUT_S: Final = 8.0
+LIST_TIMEOUT_S: Final = 30.0
+PATIENCE_S: Final = 60.0
+"""How long one call may go on waiting out 429 answers."""
+_DEFAULT_RETRY_AFTER_S: Final = 1.0
+_PAGE: Final = 500
+_BIG_BODY_BYTES: Final = 1_000_000
+_APPLY: Final = "application/apply-patch+yaml"
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class ApiError(Exception):
+    """A call that did not do what was asked."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unreachable(ApiError):
+    """No answer, or one that says the server cannot serve now."""
+
+
+class NotFound(ApiError):
+    """The object, or its kind, is not there."""
+
+
+class Conflict(ApiError):
+    """The object changed meanwhile, or belongs to somebody else."""
+
+
+class Forbidden(ApiError):
+    """The credentials do not allow it."""
+
+
+class Rejected(ApiError):
+    """The same call never succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One complete list of a kind."""
+
+    items: tuple[Json, ...]
+    version: int
+    """The list's resourceVersion."""
+
+
+ConfigException = config.ConfigException
+"""No credentials can be found or used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to reach the API server, for another client library."""
+
+    server: str
+    ca_path: str | None
+    token: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+    insecure: bool
+
+
+async def connection() -> client.Configuration:
+    """Credentials: `KUBECONFIG` when set, else the pod's service account, else `~/.kube/config`.
+
+    Raises:
+        config.ConfigException: none of them can be used.
+    """
+    found = client.Configuration()
+    found.connection_pool_maxsize = IN_FLIGHT
+    if not os.environ.get("KUBECONFIG") and (_SERVICE_ACCOUNT / "token").exists():
+        config.load_incluster_config(client_configuration=found)
+    else:
+        await config.load_kube_config(client_configuration=found)
+    return found
+
+
+def own_namespace() -> str | None:
+    """The namespace that this process runs in, when it runs in a pod."""
+    named = os.environ.get("POD_NAMESPACE")
+    if named:
+        return named
+    try:
+        return (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+class Kube:
+    """Calls to one API server; use as an async context manager."""
+
+    def __init__(
+        self,
+        configuration: client.Configuration,
+        *,
+        in_flight: int = IN_FLIGHT,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._api = client.ApiClient(configuration)
+        self._api.user_agent = "pdpool-operator"
+        self._slots = asyncio.Semaphore(in_flight)
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._api.close()
+
+    async def login(self) -> Login:
+        """The credentials as they are now (tokens of pods are renewed in place)."""
+        configuration = self._api.configuration
+        settings = await configuration.auth_settings()
+        bearer = str(settings.get("BearerToken", {}).get("value") or "")
+        return Login(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            token=bearer.partition(" ")[2].strip() or None,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            insecure=not configuration.verify_ssl,
+        )
+
+    # --- reads -----------------------------------------------------------------------------------------------------
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The object as it is now, or None when it is not there."""
+        try:
+            found: Json = await self._send("GET", _path(resource, namespace, name))
+        except NotFound:
+            return None
+        return found
+
+    async def list_all(
+        self, resource: Resource, namespace: str | None, selector: str | None = None, *, consistent: bool = True
+    ) -> Listing:
+        """Every object of a kind, in one namespace or (None) in all.
+
+        With `consistent=False` the server may answer from its cache: cheaper, and possibly a little old.
+        """
+        query = [("labelSelector", selector)] if selector else []
+        query += [("limit", str(_PAGE))] if consistent else [("resourceVersion", "0")]
+        items: list[Json] = []
+        token = ""
+        while True:
+            page = await self._send(
+                "GET",
+                _path(resource, namespace),
+                query=[*query, ("continue", token)] if token else query,
+                timeout_s=LIST_TIMEOUT_S,
+            )
+            items += page["items"] or []
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return Listing(tuple(items), int(page["metadata"]["resourceVersion"]))
+
+    async def answers(self) -> bool:
+        """True when a plain GET gets any answer at all."""
+        try:
+            await self._send("GET", "/version")
+        except (Unreachable, TimeoutError):
+            return False
+        except ApiError:
+            return True
+        return True
+
+    # --- writes ----------------------------------------------------------------------------------------------------
+
+    async def apply(
+        self, resource: Resource, namespace: str, body: Json, *, force: bool, subresource: str = ""
+    ) -> Json:
+        """Server-side apply of exactly the fields of `body`; returns the object as stored.
+
+        Without `force` a field that somebody else set to another value is a `Conflict`, and nothing is written.
+        """
+        path = _path(resource, namespace, body["metadata"]["name"])
+        stored: Json = await self._send(
+            "PATCH",
+            f"{path}/{subresource}" if subresource else path,
+            query=[("fieldManager", names.FIELD_MANAGER), ("force", "true" if force else "false")],
+            body=body,
+            content_type=_APPLY,
+        )
+        return stored
+
+    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+        """Creates an object that must not exist yet."""
+        stored: Json = await self._send("POST", _path(resource, namespace), body=body)
+        return stored
+
+    async def replace(self, resource: Resource, namespace: str, body: Json) -> Json:
+        """Puts back an object that was read; its resourceVersion guards against a lost update."""
+        stored: Json = await self._send("PUT", _path(resource, namespace, body["metadata"]["name"]), body=body)
+        return stored
+
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        """Deletes exactly this life of an object; one that is gone already is a success."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        try:
+            await self._send("DELETE", _path(resource, namespace, name), body=options)
+        except NotFound:
+            return
+
+    # --- the wire --------------------------------------------------------------------------------------------------
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Json | None = None,
+        content_type: str = "application/json",
+        timeout_s: float | None = None,
+    ) -> Any:
+        url = f"{path}?{urlencode(query)}" if query else path
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience_s
+        while True:
+            async with self._slots:
+                status, wait_s, answer = await self._once(method, url, body, content_type, timeout_s or self._timeout_s)
+            if status != 429:  # noqa: PLR2004 - HTTP's number for Too Many Requests
+                break
+            if loop.time() + wait_s > give_up_at:
+                raise Unreachable(f"{method} {path}: still too many requests", status)
+            # Outside the slot: others need not wait because one call was told to.
+            await asyncio.sleep(wait_s)
+        return await _result(f"{method} {path}", status, answer)
+
+    async def _once(
+        self, method: str, url: str, body: Json | None, content_type: str, timeout_s: float
+    ) -> tuple[int, float, bytes]:
+        try:
+            _, full, headers, _, _ = await self._api.param_serialize(
+                method,
+                url,
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                auth_settings=["BearerToken"],
+            )
+            response = await self._api.call_api(method, full, headers, body, _request_timeout=timeout_s)
+            answer: bytes = await response.read()
+        except (OSError, aiohttp.ClientError) as fault:
+            # A time-out, too, is an OSError; an empty str() of it would say nothing.
+            raise Unreachable(f"{method} {url.partition('?')[0]}: {fault or type(fault).__name__}") from fault
+        return response.status, _retry_after_s(response.headers.get("Retry-After")), answer
+
+
+def _path(resource: Resource, namespace: str | None, name: str | None = None) -> str:
+    root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    item = f"/{quote(name, safe='')}" if name else ""
+    return f"{root}{scope}/{resource.plural}{item}"
+
+
+def _retry_after_s(header: str | None) -> float:
+    try:
+        return max(float(header or _DEFAULT_RETRY_AFTER_S), 0.1)
+    except ValueError:  # an HTTP date: allowed, never seen from an API server
+        return _DEFAULT_RETRY_AFTER_S
+
+
+async def _result(call: str, status: int, answer: bytes) -> Any:
+    if 200 <= status < 300:  # noqa: PLR2004 - HTTP's range of success
+        # A list of thousands of objects would otherwise hold up leases and probes while it is decoded.
+        return await asyncio.to_thread(json.loads, answer) if len(answer) > _BIG_BODY_BYTES else json.loads(answer)
+    raise error_of(call, status, answer)
+
+
+def error_of(call: str, status: int, answer: bytes) -> ApiError:
+    """The fault that an answer means."""
+    words = _words(answer)
+    message = f"{call}: {status} {words}"
+    if status == 500 and "failed to create typed patch object" in words:  # noqa: PLR2004 - HTTP's numbers below, too
+        return Rejected(message, status)
+    kinds: dict[int, type[ApiError]] = {401: Forbidden, 403: Forbidden, 404: NotFound, 409: Conflict}
+    kind = kinds.get(status, Unreachable if status >= 500 or status < 400 else Rejected)  # noqa: PLR2004
+    return kind(message, status)
+
+
+def _words(answer: bytes) -> str:
+    try:
+        said = json.loads(answer)
+        return str(said["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace")

@@ -1,0 +1,1 @@
+"""Reads: what the API server holds now."""

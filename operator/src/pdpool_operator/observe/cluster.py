@@ -1,0 +1,174 @@
+"""The store of live objects: fed by watches and by the periodic re-list, read by reconciles.
+
+Boundary: no I/O. Watches are hints and lists are the truth, and both may arrive late: an object replaces another only when its
+resourceVersion is higher (they are ordered within one kind), a list removes only what it is younger than, and a deletion is
+remembered until a younger list has been seen, so that an older list brings nothing back.
+
+Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry), status
+and `spec.replicas`; of pods metadata and status.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from pdpool_api import names
+from pdpool_operator.records import DEPLOYMENTS, PODS, POOLS, WATCHED, ChildKey, Json, Observed, PoolRef, Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Key = tuple[str, str]
+"""Namespace and name."""
+
+
+class Cluster:
+    """What is known of the API server's objects."""
+
+    def __init__(self, resources: Iterable[Resource] = WATCHED) -> None:
+        self._objects: dict[Resource, dict[Key, Json]] = {resource: {} for resource in resources}
+        self._tombstones: dict[Resource, dict[Key, int]] = {resource: {} for resource in resources}
+        self._listed: set[Resource] = set()
+        self._children: defaultdict[str, dict[tuple[Resource, Key], Json]] = defaultdict(dict)
+        self._pods: defaultdict[Key, dict[Key, Json]] = defaultdict(dict)
+        self._by_label: dict[Key, PoolRef] = {}
+
+    @property
+    def complete(self) -> bool:
+        """True once every kind was listed; before that absent may mean unknown."""
+        return len(self._listed) == len(self._objects)
+
+    def pools(self) -> tuple[PoolRef, ...]:
+        """Every pool known."""
+        return tuple(PoolRef(*key) for key in self._objects[POOLS])
+
+    def has_pool(self, ref: PoolRef) -> bool:
+        """True while the pool exists."""
+        return (ref.namespace, ref.name) in self._objects[POOLS]
+
+    def observed(self, ref: PoolRef) -> Observed | None:
+        """The pool with its children and pods; None when there is no such pool."""
+        pool = self._objects[POOLS].get((ref.namespace, ref.name))
+        if pool is None:
+            return None
+        owned = self._children.get(pool["metadata"]["uid"], {})
+        return Observed(
+            ref=ref,
+            pool=pool,
+            children={ChildKey(resource.kind, key[1]): live for (resource, key), live in owned.items()},
+            pods=tuple(self._pods.get((ref.namespace, names.label_value(ref.name)), {}).values()),
+        )
+
+    def put(self, resource: Resource, raw: Json) -> PoolRef | None:
+        """Takes in an object; returns the pool that it concerns, or None when nothing is new."""
+        key = _key(raw)
+        version = _version(raw)
+        known = self._objects[resource].get(key)
+        if (known is not None and _version(known) >= version) or self._tombstones[resource].get(key, -1) >= version:
+            return None
+        self._forget(resource, key)
+        live = _trimmed(resource, raw)
+        self._objects[resource][key] = live
+        self._index(resource, key, live)
+        return self._concerned(resource, live)
+
+    def remove(self, resource: Resource, raw: Json) -> PoolRef | None:
+        """Takes in a deletion (`raw` is the last state); returns the pool that it concerns."""
+        key = _key(raw)
+        known = self._objects[resource].get(key)
+        self._tombstones[resource][key] = max(_version(raw), self._tombstones[resource].get(key, -1))
+        if known is None or _version(known) > _version(raw):
+            return None
+        concerned = self._concerned(resource, known)
+        self._forget(resource, key)
+        return concerned
+
+    def replace(self, resource: Resource, items: Iterable[Json], version: int) -> set[PoolRef]:
+        """Takes in a complete list of a kind, as of `version`; returns the pools that something new concerns."""
+        concerned: set[PoolRef | None] = set()
+        present = set()
+        for raw in items:
+            present.add(_key(raw))
+            concerned.add(self.put(resource, raw))
+        for key, known in list(self._objects[resource].items()):
+            if key not in present and _version(known) <= version:
+                concerned.add(self._concerned(resource, known))
+                self._forget(resource, key)
+        self._tombstones[resource] = {k: at for k, at in self._tombstones[resource].items() if at > version}
+        self._listed.add(resource)
+        return {ref for ref in concerned if ref is not None}
+
+    def _index(self, resource: Resource, key: Key, live: Json) -> None:
+        if resource is POOLS:
+            self._by_label[key[0], names.label_value(key[1])] = PoolRef(*key)
+        elif resource is PODS:
+            self._pods[key[0], _pool_label(live)][key] = live
+        elif owner := pool_owner(live):
+            self._children[owner["uid"]][resource, key] = live
+
+    def _forget(self, resource: Resource, key: Key) -> None:
+        known = self._objects[resource].pop(key, None)
+        if known is None:
+            return
+        if resource is POOLS:
+            self._by_label.pop((key[0], names.label_value(key[1])), None)
+        elif resource is PODS:
+            _drop(self._pods, (key[0], _pool_label(known)), key)
+        elif owner := pool_owner(known):
+            _drop(self._children, owner["uid"], (resource, key))
+
+    def _concerned(self, resource: Resource, live: Json) -> PoolRef | None:
+        namespace, name = _key(live)
+        if resource is POOLS:
+            return PoolRef(namespace, name)
+        if resource is PODS:
+            return self._by_label.get((namespace, _pool_label(live)))
+        owner = pool_owner(live)
+        return PoolRef(namespace, owner["name"]) if owner else None
+
+
+def pool_owner(live: Json) -> Json | None:
+    """The controller ownerReference to a pool of this group; None when there is none.
+
+    Other groups have a kind of the same name: the group decides.
+    """
+    for reference in live["metadata"].get("ownerReferences", ()):
+        group = str(reference.get("apiVersion", "")).partition("/")[0]
+        if reference.get("controller") and group == names.GROUP and reference.get("kind") == names.KIND:
+            found: Json = reference
+            return found
+    return None
+
+
+def _trimmed(resource: Resource, raw: Json) -> Json:
+    metadata = dict(raw["metadata"])
+    entries = metadata.pop("managedFields", ())
+    if resource is PODS:
+        return {"metadata": metadata, "status": raw.get("status", {})}
+    metadata["managedFields"] = [entry for entry in entries if entry.get("manager") == names.FIELD_MANAGER]
+    if resource is POOLS:
+        return {"metadata": metadata, "spec": raw.get("spec", {}), "status": raw.get("status", {})}
+    live: Json = {"metadata": metadata}
+    if resource is DEPLOYMENTS:
+        live["spec"] = {"replicas": raw.get("spec", {}).get("replicas")}
+        live["status"] = raw.get("status", {})
+    return live
+
+
+def _drop(index: defaultdict[Any, dict[Any, Json]], outer: Any, inner: Any) -> None:
+    index[outer].pop(inner, None)
+    if not index[outer]:
+        del index[outer]
+
+
+def _key(raw: Json) -> Key:
+    return raw["metadata"].get("namespace", ""), raw["metadata"]["name"]
+
+
+def _version(raw: Json) -> int:
+    return int(raw["metadata"]["resourceVersion"])
+
+
+def _pool_label(live: Json) -> str:
+    return str(live["metadata"].get("labels", {}).get(names.LABEL_POOL, ""))

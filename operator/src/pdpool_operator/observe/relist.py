@@ -1,0 +1,110 @@
+"""The periodic re-list: corrects what watches lost, and proves that the API can be read.
+
+Boundary: reads lists into the store and wakes whom they concern. `/readyz` and `/livez` rest on this loop and not on the
+watches, because a silent stream and a healthy one look alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from pdpool_api import names
+from pdpool_operator.kube import ApiError, Kube, NotFound
+from pdpool_operator.records import POOLS, WATCHED, PoolRef, Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdpool_operator.observe.cluster import Cluster
+
+PERIOD_S: Final = 60.0
+RETRY_S: Final = 3.0
+SELECTOR: Final = names.LABEL_POOL
+"""Children and pods carry this label; the server leaves out everything else."""
+
+_log = structlog.get_logger(__name__)
+
+
+def selector(resource: Resource) -> str | None:
+    """What lists and watches of a kind ask for."""
+    return None if resource is POOLS else SELECTOR
+
+
+class Relist:
+    """Lists every kind now and then; knows which kinds the API server has and when it last answered."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cluster: Cluster,
+        namespace: str | None,
+        wake: Callable[[PoolRef], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube = kube
+        self._cluster = cluster
+        self._namespace = namespace
+        self._wake = wake
+        self._clock = clock
+        self._hurry = asyncio.Event()
+        self._serving: frozenset[Resource] = frozenset()
+        self._changed = asyncio.Condition()
+        self.good_at = float("-inf")
+        """When (by `clock`) the last complete round ended."""
+
+    @property
+    def serving(self) -> frozenset[Resource]:
+        """Kinds that could be listed in the last round."""
+        return self._serving
+
+    async def until(self, condition: Callable[[frozenset[Resource]], bool]) -> None:
+        """Waits until the set of kinds that can be listed is as asked."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: condition(self._serving))
+
+    def hurry(self) -> None:
+        """Asks for a round now."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            good = await self._round()
+            try:
+                async with asyncio.timeout(PERIOD_S if good else RETRY_S):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            self._hurry.clear()
+
+    async def _round(self) -> bool:
+        # After a failure the server's cache may be behind: then the consistent, dearer list.
+        consistent = len(self._serving) < len(WATCHED)
+        results = await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
+        serving = frozenset(resource for resource, good in zip(WATCHED, results, strict=True) if good)
+        good = len(serving) == len(WATCHED)
+        if good:
+            self.good_at = self._clock()
+        if serving != self._serving:
+            async with self._changed:
+                self._serving = serving
+                self._changed.notify_all()
+        return good
+
+    async def _one(self, resource: Resource, *, consistent: bool) -> bool:
+        try:
+            listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
+        except NotFound:
+            _log.warning("kind is not installed", resource=str(resource))
+            return False
+        except ApiError as fault:
+            _log.warning("list failed", resource=str(resource), fault=str(fault))
+            return False
+        for ref in self._cluster.replace(resource, listing.items, listing.version):
+            self._wake(ref)
+        return True

@@ -1,0 +1,74 @@
+"""One reconcile of one pool: the straight line from what is there to what is said.
+
+    observe → build.desired → rollout.next_step → autoscale.tick → apply → status → one status write
+
+Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from pdpool_api.conditions import Reason
+from pdpool_api.pool import InferencePool, PoolError
+from pdpool_operator import autoscale, build, rollout
+from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal
+from pdpool_operator.status import status
+
+if TYPE_CHECKING:
+    from pdpool_operator.apply import Writer
+    from pdpool_operator.observe.cluster import Cluster
+
+LOOK_AGAIN_S: Final = 300.0
+"""A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
+CONFLICT_S: Final = 15.0
+"""Objects of others are not watched: a conflict is looked at again by the clock."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a reconcile went."""
+
+    look_again_s: float
+    clean: bool
+    """Everything planned was done; else it is tried again, later and later."""
+
+
+async def reconcile(ref: PoolRef, cluster: Cluster, writer: Writer, images: Images) -> Result | None:
+    """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
+    observed = cluster.observed(ref)
+    if observed is None or observed.deleting:
+        return None
+    plan = next_plan(observed, images)
+    outcome = await writer.carry_out(observed, plan)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    reported = await writer.report(observed, status(observed, plan, outcome, now=now))
+    for key, words in {**outcome.refused, **outcome.failed}.items():
+        _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
+    waits = bool(outcome.conflicts or outcome.refused)
+    return Result(
+        look_again_s=CONFLICT_S if waits else LOOK_AGAIN_S,
+        clean=reported and not outcome.failed,
+    )
+
+
+def next_plan(observed: Observed, images: Images) -> Plan:
+    """Everything between reading and writing; pure."""
+    try:
+        pool = InferencePool.parse(observed.pool)
+        desired = build.desired(pool, images)
+    except PoolError as fault:
+        # Stored by an older schema: what runs goes on, and nothing is built from a guess.
+        return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
+    if isinstance(desired, Refusal):
+        return Plan(desired=None, refusal=desired)
+    return rollout.next_step(observed, autoscale.tick(observed, desired))
+
+
+__all__ = ["Outcome", "Result", "next_plan", "reconcile"]

@@ -1,0 +1,175 @@
+"""What one reconcile passes along: observed, desired, plan, outcome (frozen), and the kinds of objects they speak of.
+
+Boundary: shapes only; nothing here reads, decides or writes. Objects of the API server are raw JSON mappings, because what
+counts is what the server said, not what a client library's model keeps of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pdpool_api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Json = dict[str, Any]
+"""A JSON object of the Kubernetes API; treated as immutable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object and where the API server keeps it."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        """The `apiVersion` that objects of this kind carry."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+POOLS: Final = Resource(names.GROUP, names.VERSION, names.PLURAL, names.KIND)
+PODS: Final = Resource("", "v1", "pods", "Pod")
+SERVICE_ACCOUNTS: Final = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+ROLES: Final = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
+SERVICES: Final = Resource("", "v1", "services", "Service")
+DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+
+CHILD_RESOURCES: Final = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS, SERVICES, DEPLOYMENTS)
+"""Kinds of children in the order in which they are applied: what pods need stands before the pods."""
+
+WATCHED: Final = (POOLS, *CHILD_RESOURCES, PODS)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PoolRef:
+    """Which pool: the key of its task, its wake flag and its log lines."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChildKey:
+    """Which child, inside the namespace of its pool."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One object that should exist, with every field that the operator owns."""
+
+    resource: Resource
+    body: Json
+    revision: str = ""
+    """The pool revision that it serves; empty for what all revisions share."""
+    role: names.Role | None = None
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def key(self) -> ChildKey:
+        """Its kind and name."""
+        return ChildKey(self.resource.kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything known about one pool at one moment."""
+
+    ref: PoolRef
+    pool: Json
+    children: Mapping[ChildKey, Json]
+    """Live children: owned by this pool's uid (trimmed, see `observe.cluster`)."""
+    pods: tuple[Json, ...] = ()
+    """Live pods of the pool, by its labels."""
+
+    @property
+    def uid(self) -> str:
+        """Identity of this life of the pool."""
+        return str(self.pool["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        """Counts the edits of the spec."""
+        return int(self.pool["metadata"].get("generation", 0))
+
+    @property
+    def deleting(self) -> bool:
+        """True once the pool was asked to go; nothing of it is created or changed any more."""
+        return "deletionTimestamp" in self.pool["metadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a spec is not carried out: the reason and message of its condition."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """The children that the spec asks for, at one revision."""
+
+    revision: str
+    children: tuple[Child, ...]
+    replicas: Mapping[names.Role, int]
+    """Desired number of replicas of every role, the router's included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this reconcile does: a step towards the desired state."""
+
+    desired: Desired | None
+    refusal: Refusal | None = None
+    apply: tuple[Child, ...] = ()
+    delete: tuple[ChildKey, ...] = ()
+    superseded: frozenset[ChildKey] = frozenset()
+    """Deployments of older revisions that still have to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of the plan."""
+
+    live: Mapping[ChildKey, Json] = field(default_factory=dict)
+    """Children after the writes, as the API server returned them."""
+    written: tuple[ChildKey, ...] = ()
+    conflicts: tuple[ChildKey, ...] = ()
+    """Objects of a desired name that the pool does not own; they were left alone."""
+    refused: Mapping[ChildKey, str] = field(default_factory=dict)
+    """Writes that the API server will never take as they are, with its words."""
+    failed: Mapping[ChildKey, str] = field(default_factory=dict)
+    """Writes that failed for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images that a pool gets when its spec names none."""
+
+    engine: str
+    router: str

@@ -1,0 +1,50 @@
+"""The next step towards what is desired, without ever leaving a pool with less than it needs.
+
+Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one revision belong together, so a change of the
+revision brings a second set of Deployments beside the first; the old set goes when the whole new one is available. Requests
+are paired within one revision by the router, so no pair is ever mixed on the way.
+"""
+
+from __future__ import annotations
+
+from pdpool_api import names
+from pdpool_api.names import Role
+from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Desired, Json, Observed, Plan
+
+
+def next_step(observed: Observed, desired: Desired) -> Plan:
+    """Applies everything desired; removes what is not, older revisions only once the desired one can carry the load."""
+    wanted = {child.key for child in desired.children}
+    extra = {key: live for key, live in observed.children.items() if key not in wanted}
+    engines = [child for child in desired.children if child.revision]
+    older = frozenset(key for key, live in extra.items() if _is_older(key, live, engines))
+    carried = all(available(child, observed.children.get(child.key)) for child in engines)
+    serving = frozenset() if carried else older
+    return Plan(
+        desired=desired,
+        apply=desired.children,
+        delete=tuple(sorted(key for key in extra if key not in serving)),
+        superseded=serving,
+    )
+
+
+def available(child: Child, live: Json | None) -> bool:
+    """True when a Deployment has every desired replica, of its present template, available."""
+    if live is None:
+        return False
+    status = live.get("status", {})
+    want = int(child.body["spec"]["replicas"])
+    return (
+        int(status.get("observedGeneration", 0)) >= int(live["metadata"].get("generation", 0))
+        and int(status.get("updatedReplicas", 0)) >= want
+        and int(status.get("availableReplicas", 0)) >= want
+        and int(status.get("replicas", 0)) == want
+    )
+
+
+def _is_older(key: ChildKey, live: Json, engines: list[Child]) -> bool:
+    """True for an engine Deployment of a role that the pool still has, at another revision."""
+    if key.kind != DEPLOYMENTS.kind:
+        return False
+    role = live["metadata"].get("labels", {}).get(names.LABEL_ROLE, "")
+    return any(child.role is not None and child.role.value == role and role != Role.ROUTER for child in engines)

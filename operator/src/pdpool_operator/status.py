@@ -1,0 +1,294 @@
+"""What is said of a pool: counts per role and conditions, from Observed, Plan and Outcome.
+
+Boundary: pure; the time is an argument. Every condition is decided here and nowhere else. Messages carry decisions, counts of
+replicas and pods' own reasons; nothing in them moves by itself with time, as each change of a message is a write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pdpool_api import names
+from pdpool_api.conditions import Condition, ConditionType, Reason, set_condition, without
+from pdpool_api.conditions import Status as ConditionStatus
+from pdpool_api.names import Role
+from pdpool_api.pool import InferencePoolStatus, RoleStatus, RouterStatus
+from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Json, Observed, Outcome, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_OURS: Final = frozenset(each.value for each in ConditionType)
+_STALLING: Final = frozenset({Reason.NAME_CONFLICT, Reason.ROLLOUT_STALLED})
+_MISSING: Final = ("CreateContainerConfigError", "FailedMount")
+_MAX_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Replicas of one role, over all of its Deployments."""
+
+    desired: int
+    replicas: int
+    ready: int
+    updated: int
+    available: int
+    """Of the desired revision only."""
+    fresh: bool
+    """The Deployment controller has seen the last change."""
+    complete: bool
+    """Its last rollout came to its end once."""
+    stalled: str
+    """The controller's words when the rollout passed its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One condition's status, reason and message."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+
+
+def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Json:
+    """The whole status as it is to be written.
+
+    Args:
+        observed: the pool before this reconcile.
+        plan: what was to be done.
+        outcome: what came of it.
+        now: RFC 3339 time, for transitions.
+    """
+    live = observed.pool.get("status") or {}
+    if plan.desired is None:
+        said = InferencePoolStatus.model_validate({**live, "conditions": ()})
+    else:
+        counts = role_counts(plan, outcome)
+        said = InferencePoolStatus(
+            mode="Disaggregated",
+            revision=plan.desired.revision,
+            url=f"http://{names.child_name(observed.ref.name, Role.ROUTER.value)}.{observed.ref.namespace}.svc",
+            prefill=_role_status(counts[Role.PREFILL], observed, Role.PREFILL),
+            decode=_role_status(counts[Role.DECODE], observed, Role.DECODE),
+            router=RouterStatus(replicas=counts[Role.ROUTER].replicas, ready_replicas=counts[Role.ROUTER].ready),
+        )
+    found = conditions(observed, plan, outcome, now=now)
+    return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
+
+
+def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> tuple[Condition, ...]:
+    """Ready, Progressing, SpecValid, and Stalled where nothing goes on by itself; in their fixed order."""
+    ready, progressing = _verdicts(observed, plan, outcome)
+    spec_valid = Verdict("True", Reason.VALID, "")
+    if plan.refusal is not None:
+        spec_valid = Verdict("False", Reason(plan.refusal.reason), plan.refusal.message)
+    said = {
+        ConditionType.READY: ready,
+        ConditionType.PROGRESSING: progressing,
+        ConditionType.SPEC_VALID: spec_valid,
+    }
+    live = (observed.pool.get("status") or {}).get("conditions", ())
+    result: tuple[Condition, ...] = tuple(Condition.model_validate(each) for each in live if each["type"] in _OURS)
+    stops = (each for each in (ready, progressing) if each.reason in _STALLING)
+    stalled = spec_valid if plan.refusal is not None else next(stops, None)
+    if stalled is None:
+        result = without(result, ConditionType.STALLED)
+    else:
+        said[ConditionType.STALLED] = Verdict("True", stalled.reason, stalled.message)
+    for kind, verdict in said.items():
+        result = set_condition(
+            result,
+            kind,
+            verdict.status,
+            verdict.reason,
+            verdict.message,
+            generation=observed.generation,
+            now=now,
+        )
+    return result
+
+
+def role_counts(plan: Plan, outcome: Outcome) -> Mapping[Role, Counts]:
+    """Replicas of every role that the plan has a Deployment for."""
+    desired = plan.desired
+    assert desired is not None
+    return {
+        child.role: _counts(child, outcome, plan.superseded, desired.replicas[child.role])
+        for child in desired.children
+        if child.resource is DEPLOYMENTS and child.role is not None
+    }
+
+
+def _counts(child: Child, outcome: Outcome, superseded: Iterable[ChildKey], desired: int) -> Counts:
+    current = outcome.live.get(child.key)
+    older = [
+        outcome.live[key] for key in superseded if key in outcome.live and _role_of(outcome.live[key]) == child.role
+    ]
+    everything = [*older, *([current] if current is not None else [])]
+    state = (current or {}).get("status", {})
+    told = {each["type"]: each for each in state.get("conditions", ())}.get("Progressing", {})
+    generation = int((current or {}).get("metadata", {}).get("generation", 0))
+    return Counts(
+        desired=desired,
+        replicas=_sum(everything, "replicas"),
+        ready=_sum(everything, "readyReplicas"),
+        updated=int(state.get("updatedReplicas", 0)),
+        available=int(state.get("availableReplicas", 0)),
+        fresh=current is not None and int(state.get("observedGeneration", 0)) >= generation,
+        complete=told.get("reason") == "NewReplicaSetAvailable",
+        stalled=told.get("message", "") if told.get("reason") == "ProgressDeadlineExceeded" else "",
+    )
+
+
+def _sum(deployments: Iterable[Json], field: str) -> int:
+    return sum(int(each.get("status", {}).get(field, 0)) for each in deployments)
+
+
+def _role_of(live: Json) -> str:
+    return str(live["metadata"].get("labels", {}).get(names.LABEL_ROLE, ""))
+
+
+def _role_status(counts: Counts, observed: Observed, role: Role) -> RoleStatus:
+    return RoleStatus(
+        desired_replicas=counts.desired,
+        replicas=counts.replicas,
+        ready_replicas=counts.ready,
+        updated_replicas=counts.updated,
+        unschedulable_replicas=sum(1 for pod in _pods(observed, role) if _unschedulable(pod)),
+    )
+
+
+# --- Ready and Progressing -----------------------------------------------------------------------------------------
+
+
+def _verdicts(observed: Observed, plan: Plan, outcome: Outcome) -> tuple[Verdict, Verdict]:
+    """Ready and Progressing."""
+    if plan.desired is None:
+        assert plan.refusal is not None
+        refused = Verdict("False", Reason(plan.refusal.reason), plan.refusal.message)
+        return refused, refused
+    if outcome.conflicts:
+        named = _listed(str(key) for key in outcome.conflicts)
+        taken = Verdict("False", Reason.NAME_CONFLICT, f"exists and is not the pool's: {named}")
+        return taken, taken
+    if faults := {**outcome.refused, **outcome.failed}:
+        first = _listed(f"{key}: {words}" for key, words in sorted(faults.items()))
+        failed = Verdict("False", Reason.APPLY_FAILED, first)
+        # What the server refuses for good makes no progress; everything else is tried again.
+        return failed, failed if outcome.refused else Verdict("True", Reason.ROLLING_OUT, first)
+    return _rollout_verdicts(observed, plan, role_counts(plan, outcome))
+
+
+def _rollout_verdicts(observed: Observed, plan: Plan, counts: Mapping[Role, Counts]) -> tuple[Verdict, Verdict]:
+    engines = {role: each for role, each in counts.items() if role is not Role.ROUTER}
+    router = counts[Role.ROUTER]
+    if stalled := [f"{role}: {each.stalled}" for role, each in counts.items() if each.stalled]:
+        words = "; ".join([*stalled, *_pod_reasons(observed)])
+        verdict = Verdict("False", Reason.ROLLOUT_STALLED, words)
+        serving = not plan.superseded and all(_served(each) for each in engines.values()) and router.ready > 0
+        return (_arrived(engines) if serving else verdict), verdict
+    arrived = not plan.superseded and all(_updated(each) for each in counts.values())
+    short = [role for role, each in engines.items() if not _served(each)]
+    complete = Verdict("False", Reason.COMPLETE, "")
+    if arrived and not short and router.ready > 0:
+        return _arrived(engines), complete
+    words = "; ".join([_count_words(counts), *_pod_reasons(observed)])
+    missing = _missing(observed)
+    unschedulable = any(_unschedulable(pod) for pod in observed.pods)
+    settled = arrived and all(each.complete for each in counts.values()) and not any(map(_starting, observed.pods))
+    if missing:
+        reason = Reason.MISSING_REFERENCE
+    elif unschedulable:
+        reason = Reason.UNSCHEDULABLE
+    elif not settled:
+        reason = Reason.ROLLING_OUT
+    else:
+        reason = Reason.REPLICAS_NOT_READY if short else Reason.ROUTER_NOT_READY
+    return Verdict("False", reason, words), complete if settled else Verdict("True", Reason.ROLLING_OUT, words)
+
+
+def _arrived(engines: Mapping[Role, Counts]) -> Verdict:
+    if all(each.desired == 0 for each in engines.values()):
+        return Verdict("True", Reason.SCALED_TO_ZERO, "every role is wanted at zero")
+    return Verdict("True", Reason.AVAILABLE, "")
+
+
+def _updated(counts: Counts) -> bool:
+    return counts.fresh and counts.updated == counts.desired and counts.replicas == counts.desired
+
+
+def _served(counts: Counts) -> bool:
+    return _updated(counts) and counts.available >= counts.desired
+
+
+def _count_words(counts: Mapping[Role, Counts]) -> str:
+    return ", ".join(
+        f"{role} {min(each.updated, each.desired) if each.fresh else 0}/{each.desired} updated"
+        f" {each.ready}/{each.desired} ready"
+        for role, each in counts.items()
+    )
+
+
+# --- what pods say -------------------------------------------------------------------------------------------------
+
+
+def _pods(observed: Observed, role: Role) -> list[Json]:
+    return [pod for pod in observed.pods if _role_of(pod) == role and "deletionTimestamp" not in pod["metadata"]]
+
+
+def _condition(pod: Json, kind: str) -> Json:
+    found: Json = next((each for each in pod["status"].get("conditions", ()) if each["type"] == kind), {})
+    return found
+
+
+def _unschedulable(pod: Json) -> bool:
+    scheduled = _condition(pod, "PodScheduled")
+    return scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+
+
+def _starting(pod: Json) -> bool:
+    """True for a pod that is on its way for the first time: slow, not broken."""
+    if "deletionTimestamp" in pod["metadata"]:
+        return False
+    containers = pod["status"].get("containerStatuses", ())
+    return not containers or any(not each.get("started") and not each.get("restartCount", 0) for each in containers)
+
+
+def _waiting(pod: Json) -> list[Json]:
+    states = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
+    return [each["state"]["waiting"] for each in states if each.get("state", {}).get("waiting")]
+
+
+def _missing(observed: Observed) -> bool:
+    """True when a pod refers to an object that does not exist."""
+    for pod in observed.pods:
+        if any(each.get("reason") in _MISSING for each in _waiting(pod)):
+            return True
+        words = _condition(pod, "PodScheduled").get("message", "")
+        if _unschedulable(pod) and "persistentvolumeclaim" in words and "not found" in words:
+            return True
+    return False
+
+
+def _pod_reasons(observed: Observed) -> list[str]:
+    """Why pods are not ready, in their own words, each once."""
+    found: dict[str, None] = {}
+    for pod in sorted(observed.pods, key=lambda each: each["metadata"]["name"]):
+        if _unschedulable(pod):
+            found[f"{_role_of(pod)} Unschedulable: {_condition(pod, 'PodScheduled').get('message', '')}"] = None
+        for waiting in _waiting(pod):
+            reason = waiting.get("reason", "")
+            if reason in ("", "ContainerCreating", "PodInitializing"):
+                continue
+            # Messages of back-offs count seconds: they would change the status with every reading.
+            detail = f": {waiting.get('message', '')}" if reason in _MISSING else ""
+            found[f"{_role_of(pod)} {reason}{detail}"] = None
+    return list(found)[:_MAX_NAMED]
+
+
+def _listed(words: Iterable[str]) -> str:
+    every = list(words)
+    more = f" and {len(every) - _MAX_NAMED} more" if len(every) > _MAX_NAMED else ""
+    return "; ".join(every[:_MAX_NAMED]) + more

@@ -1,0 +1,130 @@
+"""One task per pool: woken by events, by its deadline, or by a failure's delay; the pool's only writer.
+
+Boundary: decides when a pool is looked at, never what is done. Tasks live only while this replica leads, and none starts before
+every kind was listed once: until then an absent child may be one that was not read yet, and would be applied needlessly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from pdpool_operator import telemetry
+from pdpool_operator.apply import Writer
+from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pdpool_operator.kube import Kube
+    from pdpool_operator.observe.cluster import Cluster
+    from pdpool_operator.records import Images, PoolRef
+
+COALESCE_S: Final = 0.1
+"""Wakes that come this close together are one."""
+GAP_S: Final = 0.5
+"""Between two reconciles of one pool: a rollout makes many events."""
+FIRST_RETRY_S: Final = 1.0
+MAX_RETRY_S: Final = 60.0
+_LISTED_POLL_S: Final = 0.05
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Worker:
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Workers:
+    """The tasks of all pools."""
+
+    def __init__(self, kube: Kube, cluster: Cluster, images: Images) -> None:
+        self._kube = kube
+        self._cluster = cluster
+        self._images = images
+        self._workers: dict[PoolRef, _Worker] = {}
+        self._acting = False
+
+    def wake(self, ref: PoolRef) -> None:
+        """Something about the pool may be new."""
+        if not self._acting:
+            return  # whoever begins to act looks at every pool
+        worker = self._workers.get(ref)
+        if worker is None:
+            if not self._cluster.has_pool(ref):
+                return
+            worker = self._workers[ref] = _Worker()
+            worker.task = asyncio.create_task(self._run(ref, worker.wake), name=f"pool {ref}")
+        worker.wake.set()
+
+    async def act(self) -> None:
+        """Reconciles pools until cancelled."""
+        while not self._cluster.complete:
+            await asyncio.sleep(_LISTED_POLL_S)
+        with self._active():
+            for ref in self._cluster.pools():
+                self.wake(ref)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self._end()
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        self._acting = True
+        telemetry.LEADING.set(1)
+        try:
+            yield
+        finally:
+            self._acting = False
+            telemetry.LEADING.set(0)
+
+    async def _end(self) -> None:
+        self._acting = False
+        tasks = [worker.task for worker in self._workers.values() if worker.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._workers.clear()
+
+    async def _run(self, ref: PoolRef, wake: asyncio.Event) -> None:
+        writer = Writer(self._kube, self._cluster)
+        failures = 0
+        deadline_s = LOOK_AGAIN_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await wake.wait()
+            await asyncio.sleep(COALESCE_S)
+            # Cleared before the look: what comes during it is looked at next.
+            wake.clear()
+            if not self._cluster.has_pool(ref):
+                del self._workers[ref]
+                return
+            looked = await self._look(ref, writer)
+            failures = 0 if looked is not None else failures + 1
+            retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
+            deadline_s = looked if looked is not None else retry_s
+            await asyncio.sleep(GAP_S)
+
+    async def _look(self, ref: PoolRef, writer: Writer) -> float | None:
+        """Seconds until the next look; None when this one failed."""
+        try:
+            with telemetry.RECONCILE_SECONDS.time():
+                result = await reconcile(ref, self._cluster, writer, self._images)
+        except Exception:  # one pool's fault must not end the task of it, nor of any other
+            _log.exception("reconcile failed", pool=str(ref))
+            telemetry.RECONCILE_ERRORS.inc()
+            return None
+        if result is None:
+            return LOOK_AGAIN_S
+        if not result.clean:
+            telemetry.RECONCILE_ERRORS.inc()
+            return None
+        return result.look_again_s
