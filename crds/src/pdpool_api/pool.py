@@ -8,9 +8,10 @@ wrote.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError, computed_field
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError, computed_field, model_validator
 
 from pdpool_api.conditions import Condition
 from pdpool_api.names import GROUP, NAME_MAX_LENGTH, Role
@@ -37,20 +38,42 @@ DAY_S: Final = 86_400
 RESERVED_FLAGS: Final = ("--host", "--kv-events-config", "--model", "--port", "--served-model-name")
 """Flags of the engine that only the operator sets: probes, Services and the router rest on them."""
 
+_ID_RULE: Final = "id must be a hub id or an absolute path: no white space, and no '-' at its start"
+_NAMES_RULE: Final = "a name in servedNames must have no white space and no '-' at its start"
+_NAMES_UNIQUE_RULE: Final = "servedNames must not repeat a name"
+_TENSOR_RULE: Final = "prefill.parallelism.tensor and decode.parallelism.tensor must divide one another"
+_PIPELINE_RULE: Final = "decode.parallelism.pipeline must be 1: a decode engine cannot take KV in stages"
+
+_ARGUMENT_WORD: Final = re.compile(r"[^\s-]\S*\Z")
+"""What the engine's parser takes for a value, and nothing else."""
+
 _RESERVED_LABELS: Final = [
     f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "part-of", "managed-by")
 ]
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-Argument = Annotated[str, StringConstraints(max_length=16_384)]
+Argument = Annotated[str, StringConstraints(max_length=65_536)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:/^\\-]+$")]
 Count = Annotated[int, Field(ge=0, le=4096, json_schema_extra={"format": "int32"})]
 Degree = Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})]
 
-_reserved = "|".join(flag.removeprefix("--").replace("-", "[-_]") for flag in RESERVED_FLAGS)
+
+def _spellings(flag: str) -> list[str]:
+    """The flag with a dash or an underscore between each two of its words."""
+    return [f"--{word}" for word in _joined(flag.removeprefix("--").split("-"))]
+
+
+def _joined(words: list[str]) -> list[str]:
+    first, *rest = words
+    return [f"{first}{between}{tail}" for tail in _joined(rest) for between in "-_"] if rest else [first]
+
+
+# startsWith costs little whatever the argument's length; a regular expression on every argument is over the budget.
+_reserved = [spelling for flag in RESERVED_FLAGS for spelling in _spellings(flag)]
+_reserved_heads = [f"{spelling}{end}" for spelling in _reserved for end in "=."]
 _NO_RESERVED_ARGUMENT = rule(
-    f"self.all(a, !a.matches('^--({_reserved})([=.]|$)'))",
-    f"{', '.join(RESERVED_FLAGS)} are set by the operator and cannot be given in args (in any spelling)",
+    f"self.all(a, !(a in {_reserved}) && !{_reserved_heads}.exists(head, a.startsWith(head)))",
+    f"{', '.join(RESERVED_FLAGS)} are set by the operator and cannot be given in args",
 )
 Arguments = Annotated[tuple[Argument, ...], Field(max_length=MAX_ITEMS, json_schema_extra=rules(_NO_RESERVED_ARGUMENT))]
 
@@ -67,12 +90,8 @@ class Model(ApiModel):
         Field(
             min_length=1,
             max_length=512,
-            json_schema_extra=rules(
-                rule(
-                    r"self.matches('^[^\\s-]\\S*$') || self == ''",  # minLength speaks for the empty one
-                    "id must be a hub id or an absolute path: no white space, and no '-' at its start",
-                )
-            ),
+            # minLength speaks for the empty one.
+            json_schema_extra=rules(rule(r"self == '' || self.matches('^[^\\s-]\\S*$')", _ID_RULE)),
         ),
     ]
     """Id on the hub (as meta-llama/Llama-3.1-8B-Instruct), or an absolute path inside the container."""
@@ -83,17 +102,25 @@ class Model(ApiModel):
         Field(
             max_length=32,
             json_schema_extra=rules(
-                rule("self.all(n, self.exists_one(m, m == n))", "servedNames must not repeat a name"),
-                rule(
-                    r"self.all(n, n.matches('^[^\\s-]\\S*$'))",
-                    "a served name has no white space and no '-' at its start",
-                ),
+                rule("self.all(n, self.exists_one(m, m == n))", _NAMES_UNIQUE_RULE),
+                rule(r"self.all(n, n.matches('^[^\\s-]\\S*$'))", _NAMES_RULE),
             ),
         ),
     ] = ()
     """Names that clients ask for; the first is the primary. Default: the id."""
     max_model_len: Annotated[int, Field(ge=1, le=2**31 - 1, json_schema_extra={"format": "int64"})] | None = None
     """Longest sequence in tokens, prompt and answer together. Default: what the model's own configuration says."""
+
+    @model_validator(mode="after")
+    def _readable_as_arguments(self) -> Self:
+        """The rules of the schema again, for files."""
+        if not _ARGUMENT_WORD.match(self.id):
+            raise ValueError(_ID_RULE)
+        if not all(_ARGUMENT_WORD.match(name) for name in self.served_names):
+            raise ValueError(_NAMES_RULE)
+        if len(set(self.served_names)) < len(self.served_names):
+            raise ValueError(_NAMES_UNIQUE_RULE)
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -252,12 +279,12 @@ class InferencePoolSpec(ApiModel):
             rule(
                 "self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0"
                 " || self.decode.parallelism.tensor % self.prefill.parallelism.tensor == 0",
-                "prefill.parallelism.tensor and decode.parallelism.tensor must divide one another",
+                _TENSOR_RULE,
                 fieldPath=".decode.parallelism.tensor",
             ),
             rule(
                 "self.decode.parallelism.pipeline == 1",
-                "decode.parallelism.pipeline must be 1: a decode engine cannot take KV in stages",
+                _PIPELINE_RULE,
                 fieldPath=".decode.parallelism.pipeline",
             ),
         )
@@ -277,6 +304,16 @@ class InferencePoolSpec(ApiModel):
     """The role that makes the tokens."""
     router: Router = Router()
     """The router in front of the engines: one OpenAI-compatible URL for the pool."""
+
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Self:
+        """The rules of the schema again, for files."""
+        prefill, decode = self.prefill.parallelism, self.decode.parallelism
+        if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
+            raise ValueError(_TENSOR_RULE)
+        if decode.pipeline != 1:
+            raise ValueError(_PIPELINE_RULE)
+        return self
 
     def role(self, role: Role) -> RoleSpec:
         """The spec of an engine role.

@@ -1,8 +1,8 @@
 """How an engine pod starts, shows that it lives, and leaves.
 
 Boundary: pure; the scripts that run in the pod are files beside this one. A leaving pod goes through: endpoint
-withdrawn, preStop (waits for the work that it still has), SIGTERM (the engine's own drain, within its shutdown timeout),
-SIGKILL.
+withdrawn, preStop (waits for the work that it still has), SIGTERM (the engine's own drain, within its shutdown
+timeout), SIGKILL.
 """
 
 from __future__ import annotations
