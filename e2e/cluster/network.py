@@ -26,7 +26,6 @@ DNS_ADDRESS: Final = "10.96.0.10"
 TABLE: Final = "pdpool"
 # kube-proxy in its nftables mode keeps all it does in two tables of its own, which go in one step each.
 PROXY_TABLES: Final = ("ip kube-proxy", "ip6 kube-proxy")
-CNI_NETWORK: Final = "pdpool"
 
 _RULES: Final = f"""
 table inet {TABLE}
@@ -66,7 +65,6 @@ def raise_network(ledger: Ledger) -> None:
     run(["nft", "-f", "-"], text_input=_RULES)
     for table in PROXY_TABLES:
         ledger.record("nft-table", table)
-    ledger.record("file-prefix", f"/var/lib/cni/results/{CNI_NETWORK}-")
     ledger.record("link", BRIDGE)
     # Replies between two pods of the bridge must meet the address translation that the request met.
     run(["ip", "link", "add", BRIDGE, "type", "bridge", "nf_call_iptables", "1"])

@@ -15,7 +15,7 @@ from e2e.cluster.control_plane import DNS_USER, client_kubeconfig
 from e2e.cluster.debian import CNI_FOLDER, program
 from e2e.cluster.layout import NODE_NAME, Layout
 from e2e.cluster.ledger import Ledger
-from e2e.cluster.network import BRIDGE, CNI_NETWORK, DNS_ADDRESS, FIRST_POD_ADDRESS, NODE_ADDRESS, POD_RANGE, note_sysctl
+from e2e.cluster.network import BRIDGE, DNS_ADDRESS, FIRST_POD_ADDRESS, NODE_ADDRESS, POD_RANGE, note_sysctl
 from e2e.cluster.processes import Daemon
 
 SANDBOX_IMAGE: Final = "localhost/pause:1"
@@ -66,9 +66,14 @@ disabled_plugins = [
         Root = "{run}/runc"
 """
 # An image that was not imported must fail at once, here, and not ask a registry.
-_NO_REGISTRY: Final = 'server = "http://127.0.0.1:1"\n'
+# containerd 1.6 heeds `server` only beside a host.
+_NO_REGISTRY: Final = """\
+server = "http://127.0.0.1:1"
+[host."http://127.0.0.1:1"]
+  capabilities = ["pull", "resolve"]
+"""
 _COREFILE: Final = """\
-.:53 {{
+cluster.local in-addr.arpa ip6.arpa {{
     bind {address}
     errors
     ready 127.0.0.1:{ready_port}
@@ -76,6 +81,13 @@ _COREFILE: Final = """\
         kubeconfig {kubeconfig}
         pods insecure
         ttl 5
+    }}
+}}
+. {{
+    bind {address}
+    # There is nothing outside.
+    template ANY ANY {{
+        rcode NXDOMAIN
     }}
 }}
 """
@@ -187,7 +199,7 @@ def _cni(layout: Layout) -> dict[str, object]:
         "hairpinMode": True,
         "ipam": addresses,
     }
-    return {"cniVersion": "1.0.0", "name": CNI_NETWORK, "plugins": [bridge]}
+    return {"cniVersion": "1.0.0", "name": "pdpool", "plugins": [bridge]}
 
 
 def _kubelet_settings(layout: Layout, root: Path) -> dict[str, object]:

@@ -34,6 +34,7 @@ def undo(cluster: str, ledger: Ledger, kept: frozenset[Path] = frozenset()) -> N
     _remove_network(ledger)
     _remove_cgroups(ledger)
     _restore_sysctls(ledger)
+    _remove_cni_results(folders)
     for entry in ledger.entries("file-prefix"):
         _remove_prefixed(Path(entry.name))
     _remove_log_links(folders)
@@ -139,6 +140,15 @@ def _remove_prefixed(prefix: Path) -> None:
     if prefix.parent.is_dir():
         for path in prefix.parent.glob(f"{prefix.name}*"):
             path.unlink(missing_ok=True)
+
+
+def _remove_cni_results(folders: list[Path]) -> None:
+    """CNI keeps what it answered in one folder of the machine; each answer names the network namespace it was for."""
+    results = Path("/var/lib/cni/results")
+    for result in results.iterdir() if results.is_dir() else ():
+        told = result.read_text(errors="replace")
+        if any(f'"{folder}/' in told for folder in folders):
+            result.unlink()
 
 
 def _remove_log_links(folders: list[Path]) -> None:
