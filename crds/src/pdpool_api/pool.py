@@ -180,6 +180,10 @@ class Parallelism(ApiModel):
     """Copies of the model inside one replica (data-parallel ranks)."""
 
 
+_VALID_KEYS: Final = rule(
+    "self.all(k, !format.qualifiedName().validate(k).hasValue())",
+    "a key must be a name of at most 63 letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'",
+)
 _LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 
@@ -194,7 +198,8 @@ class TemplateMetadata(ApiModel):
                 rule(
                     f"self.all(k, !k.startsWith('{GROUP}/') && !(k in {_RESERVED_LABELS}))",
                     f"labels of {GROUP}/ and the five of app.kubernetes.io on every child are set by the operator",
-                )
+                ),
+                _VALID_KEYS,
             ),
         ),
     ] = Field(default_factory=dict)
@@ -207,7 +212,8 @@ class TemplateMetadata(ApiModel):
                 rule(
                     f"self.all(k, !k.startsWith('{GROUP}/'))",
                     f"annotations of {GROUP}/ are set by the operator",
-                )
+                ),
+                _VALID_KEYS,
             ),
         ),
     ] = Field(default_factory=dict)

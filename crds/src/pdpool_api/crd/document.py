@@ -81,6 +81,17 @@ def _schema() -> dict[str, Any]:
     schema = structural(InferencePool)
     # The API server owns these three: it checks them itself and takes no more than their types here.
     own = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
-    schema["properties"] = {**own, **{key: schema["properties"][key] for key in ("spec", "status")}}
+    of_pool = schema["properties"]
+    # A status that nobody wrote must not read as zeros.
+    schema["properties"] = {**own, "spec": of_pool["spec"], "status": _without_defaults(of_pool["status"])}
     schema["required"] = ["spec"]
     return schema
+
+
+def _without_defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in schema.items() if key != "default"}
+    if "properties" in kept:
+        kept["properties"] = {name: _without_defaults(each) for name, each in kept["properties"].items()}
+    if "items" in kept:
+        kept["items"] = _without_defaults(kept["items"])
+    return kept
