@@ -1,0 +1,239 @@
+"""The client: offers a workload to one router over loopback and checks every byte of every answer.
+
+Boundary: sends and checks; what it cost is measured by the caller, and nothing is judged here. It shares a core with
+the engines, so it is written on `asyncio.Protocol`: a client library would cost more than the routers do.
+Bounded: so many requests or streams, at most `MAX_OPEN` at once, each with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from e2e.bench import replies
+from e2e.bench.workloads import CHAT_PATH, Workload, serial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_OPEN = 1024
+ANSWER_DEADLINE_S = 15
+RAMP_STEP_STREAMS = 10
+RAMP_STEP_S = 0.02
+HTTP_OK = 200
+_SHOWN_BYTES = 300
+
+
+class LoadError(Exception):
+    """The router did not keep up or answered wrongly; a figure of such a round means nothing."""
+
+
+@dataclass
+class Tally:
+    """What came back: `latencies_s` from the time an answer was due to be asked for until its last byte."""
+
+    answered: int = 0
+    events: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+class _Exchange:
+    """One request on its way and what has come back."""
+
+    __slots__ = ("body", "due_s", "number", "status")
+
+    def __init__(self, number: int, due_s: float) -> None:
+        self.number = number
+        self.due_s = due_s
+        self.status = 0
+        self.body: list[bytes] = []
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection to the router, carrying one exchange at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: _Exchange | None = None
+        self._keep = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, exchange: _Exchange, request: bytes) -> None:
+        self._exchange = exchange
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as fault:
+            self._client.failed(self._exchange, f"not HTTP: {fault}")
+            self._exchange = None
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.lost(self)
+        if self._exchange is not None:
+            self._client.failed(self._exchange, f"connection lost: {exc or 'closed by the router'}")
+
+    def on_headers_complete(self) -> None:
+        if self._exchange is not None:
+            self._exchange.status = self._parser.get_status_code()
+        self._keep = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.body.append(body)
+            self._client.tally.events += body.count(b"\n\n")
+
+    def on_message_complete(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if self._keep:
+            self._client.idle.append(self)
+        else:
+            self.transport.close()
+        self._client.answered(exchange)
+
+
+class Client:
+    """Offers one workload to the router at a loopback port."""
+
+    def __init__(self, port: int, workload: Workload) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._port = port
+        self._workload = workload
+        self._head = (
+            f"POST {CHAT_PATH} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {workload.body_bytes}\r\n\r\n"
+        ).encode()
+        self._connections: set[_Connection] = set()
+        self._open = 0
+        self._quiet = asyncio.Event()
+        self.idle: list[_Connection] = []
+        self.tally = Tally()
+
+    def answered(self, exchange: _Exchange) -> None:
+        """Check a whole answer and count it."""
+        self.tally.answered += 1
+        self.tally.latencies_s.append(self._loop.time() - exchange.due_s)
+        fault = self._fault(exchange)
+        if fault:
+            self.tally.faults.append(f"request {exchange.number}: {fault}")
+        self._settle()
+
+    def failed(self, exchange: _Exchange | None, fault: str) -> None:
+        """Count a request that got no whole answer."""
+        self.tally.faults.append(f"request {exchange.number if exchange else '?'}: {fault}")
+        self._settle()
+
+    def lost(self, connection: _Connection) -> None:
+        """Forget a connection that has ended."""
+        self._connections.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def _settle(self) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._quiet.set()
+
+    def _fault(self, exchange: _Exchange) -> str:
+        body = b"".join(exchange.body)
+        if exchange.status != HTTP_OK:
+            return f"status {exchange.status}: {body[:_SHOWN_BYTES]!r}"
+        expected_serial = serial(exchange.number)
+        if self._workload.chunks:
+            right = body == replies.stream(expected_serial, self._workload.chunks)
+        else:
+            right = _same_json(body, replies.completion(expected_serial))
+        return "" if right else f"wrong answer of {len(body)} bytes: {body[:_SHOWN_BYTES]!r}"
+
+    async def _send(self, number: int, due_s: float) -> None:
+        self._open += 1
+        self._quiet.clear()
+        if self._open > MAX_OPEN:
+            raise LoadError(f"{self._open} requests are open at once: the router does not keep up")
+        connection = self.idle.pop() if self.idle else await self._connect()
+        connection.send(_Exchange(number, due_s), self._head + self._workload.body(number))
+
+    async def _connect(self) -> _Connection:
+        _, connection = await self._loop.create_connection(lambda: _Connection(self), "127.0.0.1", self._port)
+        self._connections.add(connection)
+        return connection
+
+    async def _all_answered(self, deadline_s: float) -> None:
+        if self._open:
+            try:
+                await asyncio.wait_for(self._quiet.wait(), deadline_s)
+            except TimeoutError:
+                raise LoadError(f"{self._open} requests were not answered within {deadline_s:.0f} s") from None
+
+    async def offer(self, numbers: range, seed: int) -> Tally:
+        """Send one request per number at the workload's rate, at random distances, whatever has come back.
+
+        Returns when all are answered. The distances depend on the seed alone, so that every router gets the same ones.
+
+        Raises:
+            LoadError: too many requests are open, or one is not answered in time.
+        """
+        chance = random.Random(seed)  # noqa: S311 - arrival times, not secrets
+        due_s = self._loop.time()
+        for number in numbers:
+            due_s += chance.expovariate(self._workload.rate_per_s)
+            ahead_s = due_s - self._loop.time()
+            if ahead_s > 0:
+                await asyncio.sleep(ahead_s)
+            await self._send(number, due_s)
+        await self._all_answered(ANSWER_DEADLINE_S)
+        return self.tally
+
+    async def hold(self, numbers: range, window_s: float, read_ns: Callable[[], int]) -> tuple[int, int]:
+        """Open one stream per number and, once all run, measure for a while; return when all have ended.
+
+        Returns:
+            What `read_ns` grew by within the window, and the events that came within it.
+
+        Raises:
+            LoadError: the streams ended before the window did, or one did not end in time.
+        """
+        for index, number in enumerate(numbers):
+            await self._send(number, self._loop.time())
+            if index % RAMP_STEP_STREAMS == 0:
+                await asyncio.sleep(RAMP_STEP_S)
+        await asyncio.sleep(self._workload.gap_ms * 5 / 1000)
+        began_ns, began_events = read_ns(), self.tally.events
+        await asyncio.sleep(window_s)
+        used_ns, events = read_ns() - began_ns, self.tally.events - began_events
+        if self._open != len(numbers):
+            message = f"only {self._open} of {len(numbers)} streams ran until the end of the window"
+            raise LoadError(f"{message}: {self.tally.faults[:3]}")
+        await self._all_answered(self._workload.chunks * self._workload.gap_ms / 1000 + ANSWER_DEADLINE_S)
+        return used_ns, events
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for connection in list(self._connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+
+def _same_json(body: bytes, expected: bytes) -> bool:
+    """Whether two texts are equal, or mean the same JSON: a router may write an answer that is not streamed anew."""
+    if body == expected:
+        return True
+    try:
+        return bool(json.loads(body) == json.loads(expected))
+    except ValueError:
+        return False

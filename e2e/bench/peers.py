@@ -1,0 +1,143 @@
+"""The peers that benchmarks run beside us: one entry each, installed in an environment of its own.
+
+Boundary: what a peer is called, where it comes from and how it is started; measuring is `router`'s business.
+Own environments, because some peers install scripts of one name; pinned, because a figure belongs to a version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from e2e.cluster.paths import cache_root
+from e2e.cluster.progress import Progress
+from e2e.engine.install import uv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+INSTALL_TIMEOUT_S = 600
+
+
+class PeerError(Exception):
+    """A peer could not be installed or is not installed; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a router finds its engines and where it has to listen, all on loopback."""
+
+    prefill_urls: Sequence[str]
+    decode_urls: Sequence[str]
+    port: int
+    admin_port: int
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A router by somebody else: package, version, program and the arguments that make it do what ours does."""
+
+    name: str
+    version: str
+    package: str
+    program: str
+    policy: str
+    arguments: Callable[[Place], list[str]]
+
+    @property
+    def title(self) -> str:
+        """Name, version and policy, for a table."""
+        return f"{self.name} {self.version}, {self.policy}"
+
+    @property
+    def environment(self) -> Path:
+        """The peer's virtual environment."""
+        return cache_root() / "peers" / f"{self.name}-{self.version}"
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether a whole environment is there."""
+        return (self.environment / "complete").is_file()
+
+    def command(self, place: Place) -> list[str]:
+        """The command line of the peer at that place.
+
+        Raises:
+            PeerError: it is not installed.
+        """
+        if not self.is_installed:
+            raise PeerError(f"{self.name} {self.version} is not installed: run `make peers`")
+        return [str(self.environment / "bin" / self.program), *self.arguments(place)]
+
+
+def _vllm_router(place: Place) -> list[str]:
+    engines = [
+        *(text for url in place.prefill_urls for text in ("--prefill", url)),
+        *(text for url in place.decode_urls for text in ("--decode", url)),
+    ]
+    return [
+        *("--vllm-pd-disaggregation", "--kv-connector", "nixl", *engines),
+        *("--policy", "round_robin"),
+        *("--host", "127.0.0.1", "--port", str(place.port)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(place.admin_port)),
+        *("--worker-startup-check-interval", "1"),
+    ]
+
+
+VLLM_ROUTER = Peer("vllm-router", "0.1.17", "vllm-router", "vllm-router", "round robin", _vllm_router)
+PEERS = {peer.name: peer for peer in (VLLM_ROUTER,)}
+
+
+def install(peer: Peer, progress: Progress) -> None:
+    """Make the peer's environment if it is not there.
+
+    Raises:
+        PeerError: the installer failed; nothing that could be taken for an environment is left.
+    """
+    final = peer.environment
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with final.with_name(f"{final.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if peer.is_installed:
+            progress.say(f"{peer.name} {peer.version} is there: {final}")
+            return
+        shutil.rmtree(final, ignore_errors=True)
+        with progress.step(f"install {peer.name} {peer.version}"):
+            # Scripts carry the environment's path, so it is made in place; the mark, written last, makes it whole.
+            _run([str(uv()), "venv", "--quiet", "--python", sys.executable, str(final)])
+            pip = [str(uv()), "pip", "install", "--quiet", "--python", str(final / "bin/python")]
+            _run([*pip, f"{peer.package}=={peer.version}"])
+            (final / "complete").touch()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+    )
+    if done.returncode != 0:
+        raise PeerError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install the named peers, or all of them."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.bench.peers", description=main.__doc__)
+    parser.add_argument("names", nargs="*", choices=[*PEERS, []], help="peers; all by default")
+    chosen = parser.parse_args(arguments).names or list(PEERS)
+    progress = Progress("peers")
+    try:
+        for name in chosen:
+            install(PEERS[name], progress)
+    except (PeerError, subprocess.TimeoutExpired) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

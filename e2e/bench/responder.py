@@ -1,0 +1,237 @@
+"""Engines that only answer: the lean counterpart of the stand-in engine, for measuring routers.
+
+Boundary: answers the legs of a P/D request in vLLM's shape, as fast as Python can, so that one core carries all engines
+and the client; it keeps no blocks, metrics or events. It is no stand-in for tests: that is `e2e.engine.standin`.
+It still refuses a decode leg whose handoff no prefill here gave, or that came twice: a router that skips the first leg
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+from typing import TYPE_CHECKING, cast
+
+import httptools
+import msgspec
+import uvloop
+
+from e2e.bench import replies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_JSON_HEAD = (
+    b"HTTP/1.1 %b\r\ndate: Mon, 01 Jan 2029 00:00:00 GMT\r\nserver: uvicorn\r\n"
+    b"content-length: %d\r\ncontent-type: application/json\r\n\r\n"
+)
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2029 00:00:00 GMT\r\nserver: uvicorn\r\n"
+    b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_LAST_CHUNK = b"0\r\n\r\n"
+_MODELS = {
+    "object": "list",
+    "data": [{"id": replies.MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 131072}],
+}
+_PAGES = {
+    "/health": b"",
+    "/v1/models": msgspec.json.encode(_MODELS),
+    "/metrics": b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n",
+    "/version": b'{"version":"0.32.0"}',
+    "/kv_event_sources": b'{"sources":[]}',
+}
+_LEG_PATHS = {"/v1/chat/completions", "/v1/completions"}
+
+
+class Leg(msgspec.Struct):
+    """What an engine here looks at in a leg's body."""
+
+    user: str
+    max_tokens: int = 1
+    stream: bool = False
+    kv_transfer_params: dict[str, msgspec.Raw] = {}
+
+
+_TRUE = msgspec.Raw(b"true")
+_decode_leg = msgspec.json.Decoder(Leg).decode
+
+
+class Handoffs:
+    """Which handoffs prefill gave and decode has not taken yet."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        self._given = 0
+
+    def give(self) -> str:
+        """A new handoff."""
+        self._given += 1
+        handoff = f"handoff-{self._given:012d}"
+        self._open.add(handoff)
+        return handoff
+
+    def take(self, params: dict[str, msgspec.Raw]) -> bool:
+        """Whether the parameters carry a handoff that is open; it is closed then."""
+        handoff = msgspec.json.decode(params.get("remote_request_id", msgspec.Raw(b'""')), type=str)
+        if handoff not in self._open:
+            return False
+        self._open.remove(handoff)
+        return True
+
+
+class Stream:
+    """One streamed answer: the next event each time its engine steps."""
+
+    def __init__(self, transport: asyncio.Transport, serial: str, count: int) -> None:
+        self._transport = transport
+        self._serial = serial
+        self._count = count
+        self._sent = 0
+
+    def advance(self) -> bool:
+        """Write the next event as one chunk; whether more are to come."""
+        event = replies.stream_event(self._serial, self._sent, self._count)
+        chunk = b"%x\r\n%b\r\n" % (len(event), event)
+        if self._sent == 0:
+            chunk = _STREAM_HEAD + chunk
+        self._sent += 1
+        more = self._sent < self._count and not self._transport.is_closing()
+        if not more:
+            chunk += b"%x\r\n%b\r\n" % (len(replies.STREAM_END), replies.STREAM_END) + _LAST_CHUNK
+        self._transport.write(chunk)
+        return more
+
+
+class Batch:
+    """The streams of one pace in one engine: each step gives every one of them a token, as an engine's batch does."""
+
+    def __init__(self, gap_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._gap_s = gap_s
+        self._streams: list[Stream] = []
+        self._next_s = 0.0
+
+    def join(self, stream: Stream) -> None:
+        """Let a stream take part from the next step on."""
+        if not self._streams:
+            self._next_s = self._loop.time() + self._gap_s
+            self._loop.call_at(self._next_s, self._step)
+        self._streams.append(stream)
+
+    def _step(self) -> None:
+        self._streams = [stream for stream in self._streams if stream.advance()]
+        if self._streams:
+            self._next_s = max(self._next_s + self._gap_s, self._loop.time())
+            self._loop.call_at(self._next_s, self._step)
+
+
+class Engine:
+    """One engine of a role: what all its connections share."""
+
+    def __init__(self, role: str, handoffs: Handoffs) -> None:
+        self.role = role
+        self._handoffs = handoffs
+        self._batches: dict[str, Batch] = {}
+
+    def answer(self, transport: asyncio.Transport, path: str, body: bytes) -> None:
+        """Answer one request."""
+        if path in _LEG_PATHS:
+            self._answer_leg(transport, body)
+        elif path in _PAGES:
+            _write(transport, b"200 OK", _PAGES[path])
+        else:
+            _write(transport, b"404 Not Found", b'{"detail":"Not Found"}')
+
+    def _answer_leg(self, transport: asyncio.Transport, body: bytes) -> None:
+        try:
+            leg = _decode_leg(body)
+        except msgspec.MsgspecError as fault:
+            _write(transport, b"400 Bad Request", msgspec.json.encode({"error": {"message": str(fault)}}))
+            return
+        serial, _, gap_ms = leg.user.partition("/")
+        wants_handoff = leg.kv_transfer_params.get("do_remote_decode") == _TRUE
+        carries = self.role == "prefill" if wants_handoff else self._takes(leg)
+        if not carries:
+            message = f"kv_transfer_params: not what a {self.role} leg carries"
+            _write(transport, b"400 Bad Request", msgspec.json.encode({"error": {"message": message}}))
+        elif wants_handoff:
+            _write(transport, b"200 OK", replies.prefill(serial, self._handoffs.give(), len(body)))
+        elif leg.stream:
+            batch = self._batches.setdefault(gap_ms, Batch(int(gap_ms) / 1000))
+            batch.join(Stream(transport, serial, leg.max_tokens))
+        else:
+            _write(transport, b"200 OK", replies.completion(serial))
+
+    def _takes(self, leg: Leg) -> bool:
+        return self.role == "decode" and self._handoffs.take(leg.kv_transfer_params)
+
+
+def _write(transport: asyncio.Transport, status: bytes, body: bytes) -> None:
+    transport.write(_JSON_HEAD % (status, len(body)) + body)
+
+
+class Connection(asyncio.Protocol):
+    """One connection to an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._parser = httptools.HttpRequestParser(self)
+        self._path = ""
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; small writes go out at once."""
+        self._transport = cast("asyncio.Transport", transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; what it does not understand ends the connection."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._transport.close()
+
+    def on_message_begin(self) -> None:
+        """Start a request."""
+        self._path = ""
+        self._body = []
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the target."""
+        self._path += url.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        """Collect the body."""
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """Answer the request."""
+        self._engine.answer(self._transport, self._path, b"".join(self._body))
+
+
+async def _serve(prefills: int, decodes: int) -> None:
+    loop = asyncio.get_running_loop()
+    handoffs = Handoffs()
+    servers = []
+    for role in ["prefill"] * prefills + ["decode"] * decodes:
+        engine = Engine(role, handoffs)
+        server = await loop.create_server(lambda engine=engine: Connection(engine), "127.0.0.1", 0, backlog=1024)  # type: ignore[misc]
+        servers.append(server)
+        print(role, server.sockets[0].getsockname()[1], flush=True)
+    print("ready", flush=True)
+    await asyncio.gather(*(server.serve_forever() for server in servers))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve engines on free loopback ports; each is printed as `role port`, then `ready`."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.bench.responder", description=main.__doc__)
+    parser.add_argument("--prefills", type=int, default=2)
+    parser.add_argument("--decodes", type=int, default=2)
+    chosen = parser.parse_args(arguments)
+    uvloop.run(_serve(chosen.prefills, chosen.decodes))
+
+
+if __name__ == "__main__":
+    main()
