@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_until_stopped(settings))
     except kube.ConfigException as fault:
-        _log.error("no credentials", fault=str(fault))  # noqa: TRY400 - the message says it; a traceback would not help
+        _log.error("no credentials", fault=str(fault))
         return 2
     return 0
 

@@ -1,8 +1,8 @@
 """Writes: server-side apply of what is needed and of nothing else; then one status.
 
-Boundary: carries out a `Plan` and says what came of it. Whether a write is needed is decided by `ownership`. Every write says
-which life of an object it means (its uid), and the first apply of a child is not forced, so that an object that somebody else
-made in the meantime is left alone.
+Boundary: carries out a `Plan` and says what came of it. Whether a write is needed is decided by `ownership`. Every
+write says which life of an object it means (its uid), and the first apply of a child is not forced, so that an object
+that somebody else made in the meantime is left alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
-from pdpool_operator import ownership
-from pdpool_operator.kube import ApiError, Conflict, Kube, NotFound, Rejected
+from pdpool_operator import ownership, telemetry
+from pdpool_operator.kube import ApiError, ConflictError, Kube, NotFoundError, RejectedError
 from pdpool_operator.observe.cluster import Cluster, pool_owner
 from pdpool_operator.records import CHILD_RESOURCES, POOLS, Child, ChildKey, Json, Observed, Outcome, Plan, Resource
 
@@ -49,8 +49,8 @@ class Writer:
     def __init__(self, kube: Kube, cluster: Cluster) -> None:
         self._kube = kube
         self._cluster = cluster
-        self._pointless: dict[tuple[str, str], tuple[str, str]] = {}
-        """By (uid, kind): hash and entry of an apply that changed nothing; it is not tried again until one of them changes."""
+        self._pointless: dict[str, tuple[str, str]] = {}
+        """By uid: hash and entry of an apply that changed nothing; it waits until one of them changes."""
 
     async def carry_out(self, observed: Observed, plan: Plan) -> Outcome:
         """Applies and deletes what the plan says; faults are in the outcome, none is raised."""
@@ -64,10 +64,10 @@ class Writer:
     async def _child(self, observed: Observed, child: Child, results: _Results) -> None:
         try:
             live = await self._apply(observed, child, results)
-        except Conflict as fault:
+        except ConflictError as fault:
             # Not owned, deleted, or re-made since it was looked at: the next look tells which.
             results.failed[child.key] = str(fault)
-        except Rejected as fault:
+        except RejectedError as fault:
             results.refused[child.key] = str(fault)
         except ApiError as fault:
             results.failed[child.key] = str(fault)
@@ -89,29 +89,23 @@ class Writer:
             return live
         body = ownership.stamped(ownership.without_none(child.body))
         why = ownership.difference(body, live)
-        if not why or (live is not None and self._is_pointless(child, body, live)):
+        if not why or (live is not None and self._pointless.get(live["metadata"]["uid"]) == _mark(body, live)):
             return live
-        return await self._write(observed, child, body, live, why, results)
-
-    async def _write(
-        self, observed: Observed, child: Child, body: Json, live: Json | None, why: str, results: _Results
-    ) -> Json:
-        if live is not None:
-            body = {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
-        stored = await self._kube.apply(child.resource, observed.ref.namespace, body, force=live is not None)
+        stored = await self._write(child, namespace, body, live)
         _log.info("applied", pool=str(observed.ref), child=str(child.key), why=why)
         results.written.append(child.key)
-        if live is not None and stored["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
-            mark = (ownership.digest(body), ownership.digest(ownership.entry(live) or {}))
-            self._pointless[live["metadata"]["uid"], child.resource.kind] = mark
-        self._cluster.put(child.resource, stored)
         return stored
 
-    def _is_pointless(self, child: Child, body: Json, live: Json) -> bool:
-        uid = live["metadata"]["uid"]
-        stamped = {**body, "metadata": {**body["metadata"], "uid": uid}}
-        mark = (ownership.digest(stamped), ownership.digest(ownership.entry(live) or {}))
-        return self._pointless.get((uid, child.resource.kind)) == mark
+    async def _write(self, child: Child, namespace: str, body: Json, live: Json | None) -> Json:
+        meant = body
+        if live is not None:
+            meant = {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
+        stored = await self._kube.apply(child.resource, namespace, meant, force=live is not None)
+        telemetry.CHILD_WRITES.inc()
+        if live is not None and stored["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
+            self._pointless[live["metadata"]["uid"]] = _mark(body, live)
+        self._cluster.put(child.resource, stored)
+        return stored
 
     async def _delete(self, observed: Observed, key: ChildKey, results: _Results) -> None:
         live = observed.children[key]
@@ -124,6 +118,7 @@ class Writer:
             results.failed[key] = str(fault)
             return
         _log.info("deleted", pool=str(observed.ref), child=str(key))
+        telemetry.CHILD_WRITES.inc()
         results.written.append(key)
         results.live.pop(key, None)
 
@@ -140,9 +135,9 @@ class Writer:
         body = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": metadata, "status": status}
         try:
             stored = await self._kube.apply(POOLS, observed.ref.namespace, body, force=True, subresource="status")
-        except Conflict:
+        except ConflictError:
             return False
-        except NotFound:
+        except NotFoundError:
             return True
         self._cluster.put(POOLS, stored)
         return True
@@ -159,6 +154,10 @@ def status_differs(pool: Json, status: Json) -> bool:
         return True
     owned = ownership.entry(pool, "status")
     return owned is None or bool(ownership.mismatch(owned, {"status": status}))
+
+
+def _mark(body: Json, live: Json) -> tuple[str, str]:
+    return ownership.digest(body), ownership.digest(ownership.entry(live) or {})
 
 
 def _owned(live: Json, uid: str) -> bool:

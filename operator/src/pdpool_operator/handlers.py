@@ -1,11 +1,12 @@
 """Events become wake-ups: kopf watches, this module passes on.
 
-Boundary: kopf is used for listing and watching only. Its handlers are raw (`on.event`): they leave no finalizer, annotation or
-status on any object. It runs in a thread of its own, because on its end it cancels every task of its event loop that it did
-not know before, and takes over the process's signals.
+Boundary: kopf is used for listing and watching only. Its handlers are raw (`on.event`): they leave no finalizer,
+annotation or status on any object. It runs in a thread of its own, because on its end it cancels every task of its
+event loop that it did not know before, and takes over the process's signals.
 
-`kopf.operator()` ends with an exception on some answers of an API server in trouble, and never picks up a kind that was absent at
-its start. So it is supervised: entered when every kind is there, re-entered after an exception, and when a kind has come back.
+`kopf.operator()` ends with an exception on some answers of an API server in trouble, and never picks up a kind that
+was absent at its start. So it is supervised: entered when every kind is there, re-entered after an exception, and
+when a kind has come back.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """The one door to the API server: raw JSON in, raw JSON out.
 
-Boundary: knows HTTP, paths, credentials, limits and faults; knows no kind's meaning. Every request has a deadline, no more
-than a fixed number are in flight, and a 429 waits as long as the server asked. Typed clients are avoided on purpose: a write
-must hold exactly the fields that the operator owns, and a read must show `managedFields` as they are.
+Boundary: knows HTTP, paths, credentials, limits and faults; knows no kind's meaning. Every request has a deadline, no
+more than a fixed number are in flight, and a 429 waits as long as the server asked. Typed clients are avoided on
+purpose: a write must hold exactly the fields that the operator owns, and a read must show `managedFields` as they
+are.
 
-Faults::
+Errors::
 
     ApiError
-    ├── Unreachable   no answer, a server fault, or still 429 after retries: try again later
-    ├── NotFound      404: the object, or its kind, is not there
-    ├── Conflict      409: somebody else was faster, or owns it
-    ├── Forbidden     401 or 403
-    └── Rejected      every other 4xx, and the 500 of a body that fits no schema: the same call never succeeds
+    ├── UnreachableError   no answer, a server fault, or still 429 after retries: try again later
+    ├── NotFoundError      404: the object, or its kind, is not there
+    ├── ConflictError      409: somebody else was faster, or owns it
+    ├── ForbiddenError     401 or 403
+    └── RejectedError      every other 4xx, and the 500 of a body that fits no schema: the same call never succeeds
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
@@ -55,23 +57,23 @@ class ApiError(Exception):
         self.status = status
 
 
-class Unreachable(ApiError):
+class UnreachableError(ApiError):
     """No answer, or one that says the server cannot serve now."""
 
 
-class NotFound(ApiError):
+class NotFoundError(ApiError):
     """The object, or its kind, is not there."""
 
 
-class Conflict(ApiError):
+class ConflictError(ApiError):
     """The object changed meanwhile, or belongs to somebody else."""
 
 
-class Forbidden(ApiError):
+class ForbiddenError(ApiError):
     """The credentials do not allow it."""
 
 
-class Rejected(ApiError):
+class RejectedError(ApiError):
     """The same call never succeeds."""
 
 
@@ -109,9 +111,9 @@ async def connection() -> client.Configuration:
     found = client.Configuration()
     found.connection_pool_maxsize = IN_FLIGHT
     if not os.environ.get("KUBECONFIG") and (_SERVICE_ACCOUNT / "token").exists():
-        config.load_incluster_config(client_configuration=found)
+        config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
     else:
-        await config.load_kube_config(client_configuration=found)
+        await config.load_kube_config(client_configuration=found)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -147,7 +149,7 @@ class Kube:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._api.close()
+        await self._api.close()  # type: ignore[no-untyped-call]
 
     async def login(self) -> Login:
         """The credentials as they are now (tokens of pods are renewed in place)."""
@@ -169,7 +171,7 @@ class Kube:
         """The object as it is now, or None when it is not there."""
         try:
             found: Json = await self._send("GET", _path(resource, namespace, name))
-        except NotFound:
+        except NotFoundError:
             return None
         return found
 
@@ -200,7 +202,7 @@ class Kube:
         """True when a plain GET gets any answer at all."""
         try:
             await self._send("GET", "/version")
-        except (Unreachable, TimeoutError):
+        except (UnreachableError, TimeoutError):
             return False
         except ApiError:
             return True
@@ -213,7 +215,7 @@ class Kube:
     ) -> Json:
         """Server-side apply of exactly the fields of `body`; returns the object as stored.
 
-        Without `force` a field that somebody else set to another value is a `Conflict`, and nothing is written.
+        Without `force` a field that somebody else set to another value is a `ConflictError`, and nothing is written.
         """
         path = _path(resource, namespace, body["metadata"]["name"])
         stored: Json = await self._send(
@@ -245,7 +247,7 @@ class Kube:
         }
         try:
             await self._send("DELETE", _path(resource, namespace, name), body=options)
-        except NotFound:
+        except NotFoundError:
             return
 
     # --- the wire --------------------------------------------------------------------------------------------------
@@ -266,10 +268,10 @@ class Kube:
         while True:
             async with self._slots:
                 status, wait_s, answer = await self._once(method, url, body, content_type, timeout_s or self._timeout_s)
-            if status != 429:  # noqa: PLR2004 - HTTP's number for Too Many Requests
+            if status != HTTPStatus.TOO_MANY_REQUESTS:
                 break
             if loop.time() + wait_s > give_up_at:
-                raise Unreachable(f"{method} {path}: still too many requests", status)
+                raise UnreachableError(f"{method} {path}: still too many requests", status)
             # Outside the slot: others need not wait because one call was told to.
             await asyncio.sleep(wait_s)
         return await _result(f"{method} {path}", status, answer)
@@ -285,10 +287,10 @@ class Kube:
                 auth_settings=["BearerToken"],
             )
             response = await self._api.call_api(method, full, headers, body, _request_timeout=timeout_s)
-            answer: bytes = await response.read()
+            answer: bytes = await response.read()  # type: ignore[no-untyped-call]
         except (OSError, aiohttp.ClientError) as fault:
             # A time-out, too, is an OSError; an empty str() of it would say nothing.
-            raise Unreachable(f"{method} {url.partition('?')[0]}: {fault or type(fault).__name__}") from fault
+            raise UnreachableError(f"{method} {url.partition('?')[0]}: {str(fault) or type(fault).__name__}") from fault
         return response.status, _retry_after_s(response.headers.get("Retry-After")), answer
 
 
@@ -307,21 +309,26 @@ def _retry_after_s(header: str | None) -> float:
 
 
 async def _result(call: str, status: int, answer: bytes) -> Any:
-    if 200 <= status < 300:  # noqa: PLR2004 - HTTP's range of success
+    if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         # A list of thousands of objects would otherwise hold up leases and probes while it is decoded.
         return await asyncio.to_thread(json.loads, answer) if len(answer) > _BIG_BODY_BYTES else json.loads(answer)
     raise error_of(call, status, answer)
 
 
 def error_of(call: str, status: int, answer: bytes) -> ApiError:
-    """The fault that an answer means."""
+    """The error that an answer means."""
     words = _words(answer)
     message = f"{call}: {status} {words}"
-    if status == 500 and "failed to create typed patch object" in words:  # noqa: PLR2004 - HTTP's numbers below, too
-        return Rejected(message, status)
-    kinds: dict[int, type[ApiError]] = {401: Forbidden, 403: Forbidden, 404: NotFound, 409: Conflict}
-    kind = kinds.get(status, Unreachable if status >= 500 or status < 400 else Rejected)  # noqa: PLR2004
-    return kind(message, status)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR and "failed to create typed patch object" in words:
+        return RejectedError(message, status)
+    by_status: dict[int, type[ApiError]] = {
+        HTTPStatus.UNAUTHORIZED: ForbiddenError,
+        HTTPStatus.FORBIDDEN: ForbiddenError,
+        HTTPStatus.NOT_FOUND: NotFoundError,
+        HTTPStatus.CONFLICT: ConflictError,
+    }
+    is_client_error = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return by_status.get(status, RejectedError if is_client_error else UnreachableError)(message, status)
 
 
 def _words(answer: bytes) -> str:

@@ -1,12 +1,13 @@
 """Which replica acts: a Lease, held by renewing it and lost by the clock.
 
-Boundary: runs one coroutine while this process leads; knows nothing of pools. Peering of kopf is no election, and the client
-library's elector acts on through a silent network (its deadline is checked only between requests). Here the deadline is kept
-by a clock that nobody has to answer:
+Boundary: runs one coroutine while this process leads; knows nothing of pools. Peering of kopf is no election, and the
+client library's elector acts on through a silent network (its deadline is checked only between requests). Here the
+deadline is kept by a clock that nobody has to answer:
 
-- the Lease expires for others `EXPIRE_S` after they last saw it change, by their own monotonic clock (wall clocks differ);
-- the leader is stopped `STEP_DOWN_S` after the *start* of its last good renewal. As `STEP_DOWN_S` plus a request's time-out
-  is less than `EXPIRE_S`, two never act at once;
+- the Lease expires for others `EXPIRE_S` after they last saw it change, by their own monotonic clock (wall clocks
+  differ);
+- the leader is stopped `STEP_DOWN_S` after the *start* of its last good renewal. As `STEP_DOWN_S` plus a request's
+  time-out is less than `EXPIRE_S`, two never act at once;
 - a clean stop gives the Lease back, so that the successor need not wait.
 """
 
@@ -56,8 +57,7 @@ class Election:
         Cancelling this stops `act` first, then gives the Lease back.
         """
         while True:
-            while not await self._step():
-                await asyncio.sleep(RETRY_S)
+            await self._acquire()
             _log.info("leading", identity=self._identity)
             self.leading = True
             try:
@@ -67,6 +67,10 @@ class Election:
                 self.leading = False
                 await self._release()
             _log.warning("no longer leading", identity=self._identity)
+
+    async def _acquire(self) -> None:
+        while not await self._step():  # noqa: ASYNC110 - the API server is asked, no event tells
+            await asyncio.sleep(RETRY_S)
 
     async def _hold(self, act: Callable[[], Awaitable[None]]) -> bool:
         """Runs `act` until it ends (True) or the Lease is lost (False)."""
@@ -85,14 +89,17 @@ class Election:
 
     async def _renew(self) -> None:
         """Ends when somebody else holds the Lease."""
-        while True:
-            await asyncio.sleep(RETRY_S)
-            if not await self._step() and self._seen and self._seen[0] != self._identity:
-                return
+        while await self._renewed_or_silent():
+            pass
+
+    async def _renewed_or_silent(self) -> bool:
+        """One renewal after a pause; False when somebody else was seen to hold the Lease."""
+        await asyncio.sleep(RETRY_S)
+        return await self._step() or not self._seen or self._seen[0] == self._identity
 
     async def _deadline(self) -> None:
         """Ends when the last good renewal is too long ago, whatever requests are waiting for."""
-        while (left_s := self._good_at + STEP_DOWN_S - self._clock()) > 0:
+        while (left_s := self._good_at + STEP_DOWN_S - self._clock()) > 0:  # noqa: ASYNC110 - a clock, not an event
             await asyncio.sleep(left_s)
 
     async def _step(self) -> bool:

@@ -3,11 +3,11 @@
 Boundary: pure, and free of any knowledge of kinds: no table of the API server's defaults, no parsing of quantities.
 
 - The annotation `pdpool.io/applied` holds the hash of the object that the operator last applied, and
-- the operator's entry in `managedFields` holds exactly the fields that it still owns: whoever changes one takes it out of
-  the entry, and defaults never enter it.
+- the operator's entry in `managedFields` holds exactly the fields that it still owns: whoever changes one takes it
+  out of the entry, and defaults never enter it.
 
-Hash equal, and the entry equal to the paths of the desired object: nothing to do. Safe also against a webhook that rewrites
-our values, which a comparison of values would fight for ever.
+Hash equal, and the entry equal to the paths of the desired object: nothing to do. Safe also against a webhook that
+rewrites our values, which a comparison of values would fight for ever.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def difference(desired: Json, live: Json | None) -> str:
 def mismatch(owned: Json, desired: Any, path: str = "") -> str:
     """The first path that is owned and not desired (`remove …`), or desired and not owned (`unowned …`); or empty.
 
-    `owned` is a node of `fieldsV1`: `f:name` members of a mapping, `k:{…}` and `v:…` items of a list, `.` the node itself. An
-    empty node is owned as a whole: a scalar, or a list or mapping that the schema treats as one value.
+    `owned` is a node of `fieldsV1`: `f:name` members of a mapping, `k:{…}` and `v:…` items of a list, `.` the node
+    itself. An empty node is owned as a whole: a scalar, or a list or mapping that the schema treats as one value.
     """
     if not owned:
         return ""

@@ -1,7 +1,7 @@
 """`/livez`, `/readyz` and `/metrics` of the operator.
 
-Boundary: answers from what the re-list knows. Not ready: nothing could be read for two minutes. Not alive: the same, although
-the API server answers a plain GET: only then would a restart help, so an outage of the API restarts nobody.
+Boundary: answers from what the re-list knows. Not ready: nothing could be read for two minutes. Not alive: the same,
+although the API server answers a plain GET: only then would a restart help, so an outage of the API restarts nobody.
 """
 
 from __future__ import annotations

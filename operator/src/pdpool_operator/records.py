@@ -1,7 +1,7 @@
 """What one reconcile passes along: observed, desired, plan, outcome (frozen), and the kinds of objects they speak of.
 
-Boundary: shapes only; nothing here reads, decides or writes. Objects of the API server are raw JSON mappings, because what
-counts is what the server said, not what a client library's model keeps of it.
+Boundary: shapes only; nothing here reads, decides or writes. Objects of the API server are raw JSON mappings, because
+what counts is what the server said, not what a client library's model keeps of it.
 """
 
 from __future__ import annotations

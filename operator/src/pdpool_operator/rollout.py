@@ -1,8 +1,8 @@
 """The next step towards what is desired, without ever leaving a pool with less than it needs.
 
-Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one revision belong together, so a change of the
-revision brings a second set of Deployments beside the first; the old set goes when the whole new one is available. Requests
-are paired within one revision by the router, so no pair is ever mixed on the way.
+Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one revision belong together, so a change
+of the revision brings a second set of Deployments beside the first; the old set goes when the whole new one is
+available. Requests are paired within one revision by the router, so no pair is ever mixed on the way.
 """
 
 from __future__ import annotations

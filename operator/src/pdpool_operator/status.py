@@ -1,7 +1,8 @@
 """What is said of a pool: counts per role and conditions, from Observed, Plan and Outcome.
 
-Boundary: pure; the time is an argument. Every condition is decided here and nowhere else. Messages carry decisions, counts of
-replicas and pods' own reasons; nothing in them moves by itself with time, as each change of a message is a write.
+Boundary: pure; the time is an argument. Every condition is decided here and nowhere else. Messages carry decisions,
+counts of replicas and pods' own reasons; nothing in them moves by itself with time, as each change of a message is a
+write.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def _verdicts(observed: Observed, plan: Plan, outcome: Outcome) -> tuple[Verdict
 
 
 def _rollout_verdicts(observed: Observed, plan: Plan, counts: Mapping[Role, Counts]) -> tuple[Verdict, Verdict]:
-    engines = {role: each for role, each in counts.items() if role is not Role.ROUTER}
+    engines: dict[Role, Counts] = {role: each for role, each in counts.items() if role is not Role.ROUTER}
     router = counts[Role.ROUTER]
     if stalled := [f"{role}: {each.stalled}" for role, each in counts.items() if each.stalled]:
         words = "; ".join([*stalled, *_pod_reasons(observed)])

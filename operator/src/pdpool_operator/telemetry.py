@@ -73,5 +73,7 @@ def configure_logs(level: str, form: str) -> None:
     root.setLevel(level.upper())
     # One line per event of every object otherwise.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-    for noisy in ("kopf._core", "kopf._cogs", "kopf.activities", "asyncio", "aiohttp.access"):
+    for noisy in ("kopf._core", "kopf._cogs", "kopf.activities", "kubernetes", "asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # It warns that it leaves signals alone, which is why it runs in a thread.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -1,7 +1,8 @@
 """One task per pool: woken by events, by its deadline, or by a failure's delay; the pool's only writer.
 
-Boundary: decides when a pool is looked at, never what is done. Tasks live only while this replica leads, and none starts before
-every kind was listed once: until then an absent child may be one that was not read yet, and would be applied needlessly.
+Boundary: decides when a pool is looked at, never what is done. Tasks live only while this replica leads, and none
+starts before every kind was listed once: until then an absent child may be one that was not read yet, and would be
+applied needlessly.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ GAP_S: Final = 0.5
 """Between two reconciles of one pool: a rollout makes many events."""
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 60.0
-_LISTED_POLL_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
 
@@ -65,8 +65,7 @@ class Workers:
 
     async def act(self) -> None:
         """Reconciles pools until cancelled."""
-        while not self._cluster.complete:
-            await asyncio.sleep(_LISTED_POLL_S)
+        await self._cluster.completed.wait()
         with self._active():
             for ref in self._cluster.pools():
                 self.wake(ref)
@@ -118,7 +117,7 @@ class Workers:
         try:
             with telemetry.RECONCILE_SECONDS.time():
                 result = await reconcile(ref, self._cluster, writer, self._images)
-        except Exception:  # one pool's fault must not end the task of it, nor of any other
+        except Exception:  # noqa: BLE001 - one pool's fault must not end the task of it, nor of any other
             _log.exception("reconcile failed", pool=str(ref))
             telemetry.RECONCILE_ERRORS.inc()
             return None

@@ -1,15 +1,16 @@
 """The store of live objects: fed by watches and by the periodic re-list, read by reconciles.
 
-Boundary: no I/O. Watches are hints and lists are the truth, and both may arrive late: an object replaces another only when its
-resourceVersion is higher (they are ordered within one kind), a list removes only what it is younger than, and a deletion is
-remembered until a younger list has been seen, so that an older list brings nothing back.
+Boundary: no I/O. Watches are hints and lists are the truth, and both may arrive late: an object replaces another only
+when its resourceVersion is higher (they are ordered within one kind), a list removes only what it is younger than,
+and a deletion is remembered until a younger list has been seen, so that an older list brings nothing back.
 
-Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry), status
-and `spec.replicas`; of pods metadata and status.
+Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry),
+status and `spec.replicas`; of pods metadata and status.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +31,16 @@ class Cluster:
         self._objects: dict[Resource, dict[Key, Json]] = {resource: {} for resource in resources}
         self._tombstones: dict[Resource, dict[Key, int]] = {resource: {} for resource in resources}
         self._listed: set[Resource] = set()
+        self.completed = asyncio.Event()
+        """Set once every kind was listed; before that absent may mean unknown."""
         self._children: defaultdict[str, dict[tuple[Resource, Key], Json]] = defaultdict(dict)
         self._pods: defaultdict[Key, dict[Key, Json]] = defaultdict(dict)
         self._by_label: dict[Key, PoolRef] = {}
 
     @property
     def complete(self) -> bool:
-        """True once every kind was listed; before that absent may mean unknown."""
-        return len(self._listed) == len(self._objects)
+        """True once every kind was listed."""
+        return self.completed.is_set()
 
     def pools(self) -> tuple[PoolRef, ...]:
         """Every pool known."""
@@ -97,6 +100,8 @@ class Cluster:
                 self._forget(resource, key)
         self._tombstones[resource] = {k: at for k, at in self._tombstones[resource].items() if at > version}
         self._listed.add(resource)
+        if len(self._listed) == len(self._objects):
+            self.completed.set()
         return {ref for ref in concerned if ref is not None}
 
     def _index(self, resource: Resource, key: Key, live: Json) -> None:

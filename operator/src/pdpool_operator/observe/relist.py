@@ -1,7 +1,7 @@
 """The periodic re-list: corrects what watches lost, and proves that the API can be read.
 
-Boundary: reads lists into the store and wakes whom they concern. `/readyz` and `/livez` rest on this loop and not on the
-watches, because a silent stream and a healthy one look alike.
+Boundary: reads lists into the store and wakes whom they concern. `/readyz` and `/livez` rest on this loop and not on
+the watches, because a silent stream and a healthy one look alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pdpool_api import names
-from pdpool_operator.kube import ApiError, Kube, NotFound
+from pdpool_operator.kube import ApiError, Kube, NotFoundError
 from pdpool_operator.records import POOLS, WATCHED, PoolRef, Resource
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Relist:
     async def _one(self, resource: Resource, *, consistent: bool) -> bool:
         try:
             listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
-        except NotFound:
+        except NotFoundError:
             _log.warning("kind is not installed", resource=str(resource))
             return False
         except ApiError as fault:
