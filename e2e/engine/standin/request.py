@@ -1,0 +1,327 @@
+"""From a request's body to jobs for the engine, refusing what vLLM refuses, with its status and words.
+
+Boundary: pure; no engine state but the names it serves.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from e2e.engine.standin import tokens
+from e2e.engine.standin.config import EngineConfig
+
+Body = dict[str, Any]
+
+
+class Refused(Exception):
+    """An answer that is an error: HTTP status and vLLM's error fields."""
+
+    def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param = status, kind, param
+
+    def body(self) -> Body:
+        """The error in vLLM's shape."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
+
+
+def _parameter(message: str, name: str, value: object = None) -> Refused:
+    shown = "" if value is None else f", value={value}"
+    return Refused(f"{message} (parameter={name}{shown})", param=name)
+
+
+def invalid(location: str, kind: str, message: str, given: object) -> Refused:
+    """A body that does not fit the schema, as the validation library reports it."""
+    text = f"1 validation error:\n  {{'type': '{kind}', 'loc': '{location}', 'msg': '{message}', 'input': '{given}'}}"
+    return Refused(text, kind="Bad Request", param=location)
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence to generate: a prompt and everything that shapes its answer."""
+
+    request_id: str
+    prompt: bytes
+    most_tokens: int
+    least_tokens: int = 0
+    ignore_eos: bool = False
+    stop: Sequence[str] = ()
+    salt: int = 0
+    transfer: Body | None = None
+    adapter: tuple[int, str] | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    bypass_cache: bool = False
+    full_report: bool = False
+    rank: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return tokens.count(self.prompt)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A generation request: its jobs (prompt by prompt, choice by choice) and how the answer should look."""
+
+    jobs: list[Job]
+    model: str
+    choices: int = 1  # per prompt
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    echo: bool = False
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    beam: bool = False
+    body: Body = field(default_factory=dict)
+
+
+def _integer(body: Body, name: str) -> int | None:
+    value = body.get(name)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise invalid(f"body.{name}", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", value)
+
+
+def limit(body: Body, names: Sequence[str], prompt_tokens: int, config: EngineConfig) -> int:
+    """How many tokens may be generated; the first of `names` that is present wins.
+
+    Raises:
+        Refused: below 1, or above what the context leaves.
+    """
+    asked = next((value for name in names if (value := _integer(body, name)) is not None), None)
+    if asked is not None and asked < 1:
+        raise _parameter(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
+    if asked is not None and asked > config.max_model_len:
+        raise _parameter(
+            f"max_tokens={asked} cannot be greater than max_model_len={config.max_model_len}. Please request fewer output tokens.",
+            "max_tokens",
+            asked,
+        )
+    if prompt_tokens > config.max_model_len - 1:
+        raise _parameter(
+            f"This model's maximum context length is {config.max_model_len} tokens. However, your prompt contains {prompt_tokens} "
+            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+            "input_tokens",
+            prompt_tokens,
+        )
+    left = config.max_model_len - prompt_tokens
+    if asked is not None and asked > left:
+        raise _parameter(
+            f"This model's maximum context length is {config.max_model_len} tokens. However, you requested {asked} output tokens and "
+            f"your prompt contains {prompt_tokens} input tokens. Please reduce the length of the input prompt or the output tokens.",
+            "input_tokens",
+            prompt_tokens,
+        )
+    return left if asked is None else asked
+
+
+def transfer_of(body: Body) -> Body | None:
+    """The request's `kv_transfer_params`, if it has any."""
+    found = body.get("kv_transfer_params")
+    if found is not None and not isinstance(found, dict):
+        raise invalid("body.kv_transfer_params", "dict_type", "Input should be a valid dictionary", found)
+    return found
+
+
+def _check_common(body: Body) -> None:
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise _parameter("Stream options can only be defined when `stream=True`.", "stream_options")
+    temperature = body.get("temperature")
+    if isinstance(temperature, int | float) and temperature < 0:
+        raise _parameter(f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature))
+    choices = _integer(body, "n")
+    if choices is not None and choices < 1:
+        raise Refused(f"n must be at least 1, got {choices}.")
+    if choices is not None and choices > 1 and temperature == 0 and not body.get("use_beam_search"):
+        raise Refused(f"n must be 1 when using greedy sampling, got {choices}.")
+
+
+def _seed(body: Body, choice: int) -> int:
+    """Zero for greedy requests: then the answer is a function of the prompt alone."""
+    if body.get("temperature") == 0 and choice == 0:
+        return 0
+    seed = body.get("seed")
+    if seed is None and choice == 0:
+        return 0
+    return zlib.crc32(f"{seed} {choice}".encode())
+
+
+def _stops(body: Body) -> list[str]:
+    stop = body.get("stop")
+    return [stop] if isinstance(stop, str) else list(stop or [])
+
+
+class Reader:
+    """Turns bodies into jobs for one engine; `adapters` tells the LoRA adapters loaded now, by name."""
+
+    def __init__(self, config: EngineConfig, adapters: Callable[[], Mapping[str, tuple[int, str]]]) -> None:
+        self._config = config
+        self._adapters = adapters
+
+    def model(self, body: Body) -> tuple[str, tuple[int, str] | None]:
+        """The name that the answer shows and the adapter, if the name is one.
+
+        Raises:
+            Refused: 404 for a name that is not served.
+        """
+        name = body.get("model")
+        if not name:
+            return self._config.served_names[0], None
+        if name in self._config.served_names:
+            return self._config.served_names[0], None
+        adapter = self._adapters().get(name)
+        if adapter is None:
+            valid = ", ".join(self._config.served_names)
+            message = f"The model `{name}` does not exist. Valid aliases: {valid}."
+            raise Refused(message, status=404, kind="NotFoundError", param="model")
+        return str(name), (adapter[0], str(name))
+
+    def completion(self, body: Body, request_id: str, rank: int | None, session: str | None) -> Asked:
+        """A `/v1/completions` request."""
+        transfer = transfer_of(body)
+        _check_common(body)
+        shown, adapter = self.model(body)
+        prompts = self._prompts(body)
+        asked = self._asked(body, shown)
+        asked.echo = bool(body.get("echo"))
+        asked.logprobs = body.get("logprobs") is not None
+        bypass = body.get("prompt_logprobs") is not None or (asked.echo and asked.logprobs)
+        for index, prompt in enumerate(prompts):
+            most = limit(body, ("max_tokens",), tokens.count(prompt), self._config) if "max_tokens" in body else 16
+            job_id = f"{request_id}-{index}"
+            asked.jobs += self._jobs(body, job_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass)
+        return asked
+
+    def chat(self, body: Body, request_id: str, rank: int | None, session: str | None, limits: Sequence[str]) -> Asked:
+        """A chat request (also of `/v1/messages` and `/v1/responses`, brought into this form); the first of `limits` present wins."""
+        messages = body.get("messages")
+        if messages is None:
+            raise invalid("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
+        transfer = transfer_of(body)
+        _check_common(body)
+        shown, adapter = self.model(body)
+        if not messages:
+            raise Refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        given = self._given_ids(transfer) if not body.get("echo") else None
+        prompt = given if given is not None else tokens.encoded(self.chat_text(body))
+        asked = self._asked(body, shown)
+        asked.echo = bool(body.get("echo"))
+        asked.logprobs = bool(body.get("logprobs"))
+        bypass = body.get("prompt_logprobs") is not None or asked.echo
+        most = limit(body, limits, tokens.count(prompt), self._config)
+        asked.jobs = self._jobs(body, request_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass)
+        return asked
+
+    def chat_text(self, body: Body) -> str:
+        """The rendered conversation."""
+        messages = [(str(message.get("role", "user")), content_text(message.get("content"))) for message in body["messages"]]
+        return tokens.rendered(messages, add_generation_prompt=bool(body.get("add_generation_prompt", True)))
+
+    def _asked(self, body: Body, shown: str) -> Asked:
+        options = body.get("stream_options") or {}
+        return Asked(
+            jobs=[],
+            model=shown,
+            choices=_integer(body, "n") or 1,
+            stream=bool(body.get("stream")),
+            include_usage=bool(options.get("include_usage")),
+            continuous_usage=bool(options.get("continuous_usage_stats")),
+            return_token_ids=bool(body.get("return_token_ids")),
+            prompt_logprobs=body.get("prompt_logprobs") is not None,
+            beam=bool(body.get("use_beam_search")),
+            body=body,
+        )
+
+    def _jobs(
+        self,
+        body: Body,
+        request_id: str,
+        prompt: bytes,
+        most: int,
+        transfer: Body | None,
+        adapter: tuple[int, str] | None,
+        rank: int | None,
+        session: str | None,
+        choices: int,
+        *,
+        bypass: bool,
+    ) -> list[Job]:
+        least = _integer(body, "min_tokens") or 0
+        if least > most:
+            raise Refused(f"min_tokens must be less than or equal to max_tokens={most}, got {least}.")
+        return [
+            Job(
+                request_id=request_id if choices == 1 else f"{choice}_{request_id}",
+                prompt=prompt,
+                most_tokens=most,
+                least_tokens=least,
+                ignore_eos=bool(body.get("ignore_eos")),
+                stop=_stops(body),
+                salt=_seed(body, choice),
+                # Each child has parameters of its own; beam search does without.
+                transfer=dict(transfer) if transfer and not body.get("use_beam_search") else None,
+                adapter=adapter,
+                cache_salt=body.get("cache_salt"),
+                session_id=body.get("session_id") or session,
+                bypass_cache=bypass,
+                full_report=(body.get("vllm_xargs") or {}).get("kv_cache_report_mode") == "full",
+                rank=rank,
+            )
+            for choice in range(choices)
+        ]
+
+    def ids(self, given: Sequence[int]) -> bytes:
+        """Tokens of ids from a body.
+
+        Raises:
+            Refused: an id outside the vocabulary.
+        """
+        if any(isinstance(item, int) and item < 0 for item in given):
+            raise invalid("body.prompt.0", "greater_than_equal", "Input should be greater than or equal to 0", given[0])
+        try:
+            return tokens.from_ids(given)
+        except (OverflowError, TypeError) as error:
+            raise Refused(f"Token id {max(given)} is out of vocabulary") from error
+
+    def _given_ids(self, transfer: Body | None) -> bytes | None:
+        name = "prompt_token_ids"
+        if transfer is None or name not in transfer:
+            return None
+        given = transfer[name]
+        whole = isinstance(given, list) and bool(given) and all(type(item) is int and item >= 0 for item in given)
+        if not whole:
+            message = "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers."
+            raise _parameter(message, f"kv_transfer_params.{name}")
+        return self.ids(given)
+
+    def _prompts(self, body: Body) -> list[bytes]:
+        prompt = body.get("prompt")
+        if prompt is None or prompt == "":
+            raise _parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        if isinstance(prompt, str):
+            return [tokens.encoded(prompt)]
+        if not isinstance(prompt, list):
+            raise invalid("body.prompt", "string_type", "Input should be a valid string", prompt)
+        if not prompt:
+            raise Refused("You must pass at least one prompt")
+        if isinstance(prompt[0], int):
+            return [self.ids(prompt)]
+        return [tokens.encoded(item) if isinstance(item, str) else self.ids(item) for item in prompt]
+
+
+def content_text(content: Any) -> str:
+    """The text of a message's content: a string, or parts of which those without text are shown as they are."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)
