@@ -15,12 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import Progress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VLLM_VERSION = "0.32.0"
 LOCK_FILE = Path(__file__).parent / "requirements.lock"
@@ -50,14 +53,18 @@ def interpreter() -> Path:
         InstallError: its version is outside what the pinned wheels support.
     """
     chosen = os.environ.get("PDPOOL_ENGINE_PYTHON")
-    path = Path(chosen) if chosen else Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    path = (
+        Path(chosen) if chosen else Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    )
     path = path.resolve()
     told = subprocess.run(
         [path, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
     ).stdout.split()
     version = (int(told[0]), int(told[1]))
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
-        raise InstallError(f"engine interpreter {path} is Python {version[0]}.{version[1]}; the engine needs 3.11 to 3.13")
+        raise InstallError(
+            f"engine interpreter {path} is Python {version[0]}.{version[1]}; the engine needs 3.11 to 3.13"
+        )
     return path
 
 
@@ -115,7 +122,9 @@ def _patch_nixl_delay(environment: Path) -> None:
     source = site_packages(environment) / NIXL_API
     text, count = NIXL_DELAY_LINE.subn(rf"\g<1>{NIXL_DELAY_US}", source.read_text())
     if count != 1:
-        raise InstallError(f"{source}: {count} lines set agent_config.pthrDelay, expected 1: NIXL changed, adapt the patch")
+        raise InstallError(
+            f"{source}: {count} lines set agent_config.pthrDelay, expected 1: NIXL changed, adapt the patch"
+        )
     # Unlinked first: the package cache may share this file by a hard link.
     source.unlink()
     source.write_text(text)
@@ -152,7 +161,11 @@ def _check(environment: Path, log: Path, env: dict[str, str]) -> None:
 def _build(final: Path, progress: Progress) -> None:
     # Scripts of an environment carry its path, so it is built at its final place; the mark beside it, written last, makes it whole.
     log = final.parent / "install.log"
-    env = {key: value for key, value in os.environ.items() if key not in {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
+    }
     pip = [uv(), "pip", "install", "--python", final / "bin/python", "--no-deps"]
     with progress.step(f"virtual environment on {interpreter()}"):
         _logged([uv(), "venv", "--quiet", "--python", interpreter(), final], log, env)

@@ -76,7 +76,7 @@ def write_weights(folder: str, tokenizer: PreTrainedTokenizerFast, seed: int) ->
 
 def write_adapter(folder: Path, seed: int) -> None:
     """Save a small LoRA adapter over the attention projections, in the form that engines load."""
-    from safetensors.torch import save_file  # noqa: PLC0415
+    from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed + 1)
     rank, hidden, queries = 8, 256, 256
@@ -88,7 +88,9 @@ def write_adapter(folder: Path, seed: int) -> None:
     folder.mkdir()
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = '{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "bias": "none", '
-    (folder / "adapter_config.json").write_text(config + '"target_modules": ["q_proj"], "base_model_name_or_path": "tiny"}\n')
+    (folder / "adapter_config.json").write_text(
+        config + '"target_modules": ["q_proj"], "base_model_name_or_path": "tiny"}\n'
+    )
 
 
 def main() -> None:

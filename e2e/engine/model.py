@@ -53,7 +53,9 @@ def make(progress: Progress | None = None) -> Path:
     try:
         with progress.step("tiny model"):
             command = [install.venv() / "bin/python", MAKER, part, str(SEED)]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+            ended = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+            )
             if ended.returncode != 0:
                 raise install.InstallError(f"making the model failed:\n{ended.stderr[-3000:]}")
             if not final.is_dir():

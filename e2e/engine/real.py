@@ -16,17 +16,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TYPE_CHECKING
 
 import httpx
 
 from e2e.cluster.progress import Progress, last_lines
 from e2e.engine import install, model
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from collections.abc import Iterator, Mapping, Sequence
 
 Role = Literal["prefill", "decode", "aggregated"]
 HOST = "127.0.0.1"
@@ -67,7 +69,9 @@ class Ports:
         return cls(*free_ports(4))
 
 
-def serve_arguments(role: Role, ports: Ports, *, lease_s: int = 12, on_failure: str = "fail", max_seqs: int = 8) -> list[str]:
+def serve_arguments(
+    role: Role, ports: Ports, *, lease_s: int = 12, on_failure: str = "fail", max_seqs: int = 8
+) -> list[str]:
     """The arguments of `vllm serve` (without the model) for one engine of a set."""
     arguments = [
         *("--served-model-name", "tiny", "--host", HOST, "--port", str(ports.http)),
@@ -98,7 +102,9 @@ def serve_arguments(role: Role, ports: Ports, *, lease_s: int = 12, on_failure: 
 
 def environment(ports: Ports) -> dict[str, str]:
     """The environment variables of one engine on loopback; nothing of the caller's Python leaks in."""
-    kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONHASHSEED"}}
+    kept = {
+        key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONHASHSEED"}
+    }
     return kept | {
         "PATH": f"{install.venv() / 'bin'}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
@@ -186,7 +192,7 @@ class RealEngine:
         arguments = serve_arguments(self.role, self.ports, lease_s=self.lease_s, on_failure=self.on_failure)
         command = [str(install.venv() / "bin" / "vllm"), "serve", str(model.folder()), *arguments, *self.extra]
         with self.log.open("wb") as stream:
-            self.process = subprocess.Popen(  # noqa: PLW1509 - prctl in the child is all that runs there
+            self.process = subprocess.Popen(
                 command,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -213,8 +219,14 @@ class RealEngine:
                 if httpx.get(f"{self.url}/health", timeout=2.0).status_code == httpx.codes.OK:
                     return
             time.sleep(0.5)
-        state = f"ended with {self.process.poll()}" if self.process.poll() is not None else f"not healthy after {timeout_s:.0f} s"
-        raise install.InstallError(f"engine {self.role} {state}; last lines of {self.log}:\n  " + "\n  ".join(last_lines(self.log)))
+        state = (
+            f"ended with {self.process.poll()}"
+            if self.process.poll() is not None
+            else f"not healthy after {timeout_s:.0f} s"
+        )
+        raise install.InstallError(
+            f"engine {self.role} {state}; last lines of {self.log}:\n  " + "\n  ".join(last_lines(self.log))
+        )
 
     def terminate(self) -> None:
         """Send SIGTERM to the server alone, as a kubelet does."""
@@ -276,7 +288,9 @@ class EngineSet:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 

@@ -12,4 +12,15 @@ from e2e.engine.standin.http import Recorded
 from e2e.engine.standin.script import Pace, Rule, Settings, Startup
 from e2e.engine.standin.standin import Standin
 
-__all__ = ["EngineConfig", "EventsConfig", "ManualClock", "Pace", "RealClock", "Recorded", "Rule", "Settings", "Standin", "Startup"]
+__all__ = [
+    "EngineConfig",
+    "EventsConfig",
+    "ManualClock",
+    "Pace",
+    "RealClock",
+    "Recorded",
+    "Rule",
+    "Settings",
+    "Standin",
+    "Startup",
+]

@@ -13,18 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from e2e.engine.standin import tokens
 from e2e.engine.standin.config import VERSION
-from e2e.engine.standin.engine import Engine
 from e2e.engine.standin.http import JSON_HEADERS, Gone, Recorded, Reply
 from e2e.engine.standin.rank import EngineDead, GenerationFailed, Outcome
 from e2e.engine.standin.request import Asked, Body, Reader, Refused
-from e2e.engine.standin.script import Rule, Script
 from e2e.engine.standin.shapes import DONE, Shape, encode, event, piece_text
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.engine import Engine
+    from e2e.engine.standin.script import Rule, Script
 
 Handler = Callable[[Recorded, Reply], Awaitable[None]]
 TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
@@ -60,7 +62,7 @@ class Api:
     """Dispatches requests of one stand-in. `models_hidden` tells whether the model is still "loading" for `/v1/models`."""
 
     def __init__(self, engine: Engine, script: Script, models_hidden: Callable[[], bool]) -> None:
-        from e2e.engine.standin.others import Messages, Responses  # noqa: PLC0415 - they build on this module
+        from e2e.engine.standin.others import Messages, Responses
 
         self.engine = engine
         self.script = script
@@ -130,7 +132,9 @@ class Api:
         if rule.status is None and not rule.invalid_json:
             return False
         status = rule.status or 200
-        default = failure(status, "scripted", HTTPStatus(status).phrase.replace(" ", "") if status in HTTPStatus else "Error")
+        default = failure(
+            status, "scripted", HTTPStatus(status).phrase.replace(" ", "") if status in HTTPStatus else "Error"
+        )
         body = encode(default) if rule.body is None else rule.body.encode()
         headers = tuple((name.lower().encode(), value.encode()) for name, value in rule.headers.items())
         if not any(name == b"content-type" for name, _ in headers):
@@ -159,11 +163,25 @@ class Api:
         permission = [PERMISSION | {"created": now}]
         card = {"object": "model", "created": now, "owned_by": "vllm"}
         data = [
-            {"id": name, **card, "root": config.model, "parent": None, "max_model_len": config.max_model_len, "permission": permission}
+            {
+                "id": name,
+                **card,
+                "root": config.model,
+                "parent": None,
+                "max_model_len": config.max_model_len,
+                "permission": permission,
+            }
             for name in config.served_names
         ]
         data += [
-            {"id": name, **card, "root": path, "parent": config.served_names[0], "max_model_len": None, "permission": permission}
+            {
+                "id": name,
+                **card,
+                "root": path,
+                "parent": config.served_names[0],
+                "max_model_len": None,
+                "permission": permission,
+            }
             for name, (_number, path) in self.engine.adapters.items()
         ]
         await reply.send(200, encode({"object": "list", "data": [] if self._models_hidden() else data}))
@@ -176,7 +194,12 @@ class Api:
         found = tokens.encoded(text)
         strings = [tokens.decoded(piece) for piece in tokens.pieces(found)] if body.get("return_token_strs") else None
         ids = tokens.token_ids(found)
-        told = {"count": len(ids), "max_model_len": self.engine.config.max_model_len, "tokens": ids, "token_strs": strings}
+        told = {
+            "count": len(ids),
+            "max_model_len": self.engine.config.max_model_len,
+            "tokens": ids,
+            "token_strs": strings,
+        }
         await reply.send(200, encode(told))
 
     async def _detokenize(self, recorded: Recorded, reply: Reply) -> None:
@@ -190,7 +213,11 @@ class Api:
             raise Refused(message, status=403, kind="PermissionDeniedError")
         body = self.body(recorded)
         read = self.reader.chat if "messages" in body else self.reader.completion
-        asked = read(body, "render", None, None, ("max_tokens",)) if "messages" in body else self.reader.completion(body, "render", None, None)
+        asked = (
+            read(body, "render", None, None, ("max_tokens",))
+            if "messages" in body
+            else self.reader.completion(body, "render", None, None)
+        )
         ids = [tokens.token_ids(job.prompt) for job in asked.jobs[:: asked.choices]]
         await reply.send(200, encode([{"request_id": "render", "token_ids": one, "model": asked.model} for one in ids]))
 
@@ -199,9 +226,7 @@ class Api:
         body = self.body(recorded)
         name, path = str(body.get("lora_name", "")), str(body.get("lora_path", ""))
         if name in self.engine.adapters and not body.get("load_inplace"):
-            message = (
-                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
-            )
+            message = f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
             raise Refused(message, kind="InvalidUserInput")
         if not await asyncio.to_thread(Path(path).is_dir):
             raise Refused(f"Loading lora {name} failed: No adapter found for {path}", status=404, kind="NotFoundError")
@@ -278,7 +303,9 @@ class Api:
             await reply.chunk(DONE)
         await reply.end()
 
-    async def events(self, shape: Shape, head: bytes, index: int, outcome: Outcome, rule: Rule | None) -> AsyncIterator[bytes]:
+    async def events(
+        self, shape: Shape, head: bytes, index: int, outcome: Outcome, rule: Rule | None
+    ) -> AsyncIterator[bytes]:
         """The events of one choice."""
         first, sent = True, 0
         async with aclosing(self.engine.stream(shape.asked.jobs[index], outcome, rule)) as generation:
@@ -310,7 +337,9 @@ def _decoded(recorded: Recorded) -> Body:
         text = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': '{location}', 'msg': 'JSON decode error', 'ctx': {{'error': '{error}'}}}}"
         raise Refused(text, kind="Bad Request", param=location) from error
     if not isinstance(body, dict):
-        text = "1 validation error:\n  {'type': 'dict_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary'}"
+        text = (
+            "1 validation error:\n  {'type': 'dict_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary'}"
+        )
         raise Refused(text, kind="Bad Request", param="body")
     return body
 

@@ -29,7 +29,7 @@ class EngineConfig:
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int = 0  # of rank 0; 0: a free one for each rank
     block_tokens: int = 32
-    blocks: int = 2048  # one of them is never used
+    blocks: int = 16_384  # one of them is never used
     kv_bytes_per_token: int = 2048
     max_model_len: int = 131_072
     max_seqs: int = 256

@@ -6,16 +6,18 @@ Boundary: chooses ranks and runs jobs; shapes of requests and answers are `reque
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from e2e.engine.standin import metrics
-from e2e.engine.standin.clock import Clock
-from e2e.engine.standin.config import EngineConfig
 from e2e.engine.standin.rank import EngineDead, GenerationFailed, Outcome, Rank
 from e2e.engine.standin.request import Job, Refused
-from e2e.engine.standin.script import Pace, Rule
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.script import Pace, Rule
+    from e2e.engine.standin.config import EngineConfig
+    from e2e.engine.standin.clock import Clock
+    from collections.abc import AsyncIterator, Callable
 
 
 class Engine:
@@ -27,10 +29,14 @@ class Engine:
         self.pace = pace
         self.dead = False
         self.draining = False
-        self.adapters: dict[str, tuple[int, str]] = {name: (index + 1, path) for index, (name, path) in enumerate(config.adapters)}
+        self.adapters: dict[str, tuple[int, str]] = {
+            name: (index + 1, path) for index, (name, path) in enumerate(config.adapters)
+        }
         self._next_adapter = len(self.adapters) + 1
         self._on_death = on_death
-        self.ranks = [Rank(config, number, clock, lambda: self.pace, self.die) for number in range(config.data_parallel)]
+        self.ranks = [
+            Rank(config, number, clock, lambda: self.pace, self.die) for number in range(config.data_parallel)
+        ]
         self._describe()
 
     def _describe(self) -> None:

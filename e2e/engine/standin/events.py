@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from e2e.engine.standin.kv import Event
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.kv import Event
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
@@ -104,7 +106,7 @@ class Publisher:
         # The descriptor only tells that something changed: read until nothing is left.
         while self._replay is not None and self._replay.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             frames = self._replay.recv_multipart()
-            if len(frames) == 3 and frames[1] == b"" and len(frames[2]) == 8:  # noqa: PLR2004 - peer, empty, sequence
+            if len(frames) == 3 and frames[1] == b"" and len(frames[2]) == 8:
                 self._send_replay(frames[0], int.from_bytes(frames[2], "big"))
 
     def _send_replay(self, peer: bytes, start: int) -> None:

@@ -11,13 +11,15 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, cast, TYPE_CHECKING
 
 import httptools
 import msgspec
 
-from e2e.engine.standin.clock import Clock
-from e2e.engine.standin.script import Rule
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.script import Rule
+    from e2e.engine.standin.clock import Clock
 
 Application = Callable[["Recorded", "Reply"], Awaitable[None]]
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -30,9 +32,23 @@ KEEP_ALIVE_S = 75.0
 class Recorded:
     """One request as it arrived, and what became of its answer. Times are seconds of the stand-in's clock."""
 
-    __slots__ = ("body", "disconnected_s", "finished_s", "headers", "method", "path", "received_s", "rule", "sent_bytes", "status", "target")
+    __slots__ = (
+        "body",
+        "disconnected_s",
+        "finished_s",
+        "headers",
+        "method",
+        "path",
+        "received_s",
+        "rule",
+        "sent_bytes",
+        "status",
+        "target",
+    )
 
-    def __init__(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes, received_s: float) -> None:
+    def __init__(
+        self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes, received_s: float
+    ) -> None:
         self.method = method
         self.target = target  # raw, query included
         self.path = target.partition(b"?")[0].decode("latin-1")
@@ -147,7 +163,10 @@ class Reply:
             await self._limited(rule, (frame % len(piece)) + piece + b"\r\n" if frame else piece)
 
     async def _limited(self, rule: Rule, piece: bytes) -> None:
-        for limit, stop in ((rule.reset_after_bytes, self._connection.reset), (rule.close_after_bytes, self._connection.close)):
+        for limit, stop in (
+            (rule.reset_after_bytes, self._connection.reset),
+            (rule.close_after_bytes, self._connection.close),
+        ):
             if limit is not None and self.recorded.sent_bytes + len(piece) >= limit:
                 await self._connection.write(self.recorded, piece[: limit - self.recorded.sent_bytes])
                 # What was written before must reach the client before the end does.
@@ -165,7 +184,13 @@ class Reply:
 class Connection(asyncio.Protocol):
     """One client's connection: parses requests and runs them one after another, each in a task that ends with the connection."""
 
-    def __init__(self, application: Application, clock: Clock, keep: Callable[[Recorded], None], open_connections: set[Connection]) -> None:
+    def __init__(
+        self,
+        application: Application,
+        clock: Clock,
+        keep: Callable[[Recorded], None],
+        open_connections: set[Connection],
+    ) -> None:
         self._application = application
         self._clock = clock
         self._keep = keep

@@ -54,7 +54,9 @@ class Chain:
     extra_keys: list[tuple[Any, ...] | None]
 
 
-def chain(tokens: bytes, block_tokens: int, *, lora: str | None = None, salt: str | None = None, parent: int | None = None) -> Chain:
+def chain(
+    tokens: bytes, block_tokens: int, *, lora: str | None = None, salt: str | None = None, parent: int | None = None
+) -> Chain:
     """The keys of every full block of a sequence: low 64 bits of a hash over the parent's key, the tokens and the extra keys.
 
     `parent` continues a chain (then `salt` is in it already).
@@ -173,7 +175,12 @@ class BlockPool:
 
 
 def stored_event(
-    chain_part: Chain, parent: int | None, tokens: bytes, block_tokens: int, lora: tuple[int, str] | None, session_id: str | None
+    chain_part: Chain,
+    parent: int | None,
+    tokens: bytes,
+    block_tokens: int,
+    lora: tuple[int, str] | None,
+    session_id: str | None,
 ) -> Event:
     """A BlockStored event for consecutive blocks, in vLLM 0.32's form: a map; fields equal to their default are missing."""
     event: Event = {

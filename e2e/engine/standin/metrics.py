@@ -6,10 +6,13 @@ Boundary: counting and rendering; one instance per rank. Families that need a co
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 PREFIX = "vllm:"
 
@@ -31,7 +34,7 @@ _CONSTANT = {("vllm:engine_sleep_state", "awake"): 1.0}
 
 
 def _number(value: float) -> str:
-    return f"{float(value)!r}" if value == value else "NaN"  # noqa: PLR0124 - NaN is the number that differs from itself
+    return f"{float(value)!r}" if value == value else "NaN"
 
 
 def _labels(pairs: Mapping[str, str]) -> str:
@@ -91,7 +94,8 @@ class Metrics:
         """Lines by family name."""
         own = {"model_name": model}
         return {
-            family.name: list(self._lines(family, own | {"engine": str(rank)} if family.engine else own)) for family in self._families
+            family.name: list(self._lines(family, own | {"engine": str(rank)} if family.engine else own))
+            for family in self._families
         }
 
     def _lines(self, family: Family, own: dict[str, str]) -> Iterable[str]:

@@ -6,17 +6,17 @@ Boundary: bodies are brought into chat form and go through the same reader and e
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import tokens
-from e2e.engine.standin.http import Recorded, Reply
 from e2e.engine.standin.rank import EngineDead, GenerationFailed, Outcome
 from e2e.engine.standin.request import Asked, Body, invalid
 from e2e.engine.standin.shapes import answer_text, encode, piece_text
 
 if TYPE_CHECKING:
+    from e2e.engine.standin.http import Recorded, Reply
+    from collections.abc import AsyncIterator
     from e2e.engine.standin.api import Api
 
 
@@ -44,7 +44,9 @@ class _Typed:
             async for piece in self._events(asked, identity, outcome, reply):
                 await reply.chunk(typed_event(piece))
         except (EngineDead, GenerationFailed):
-            await reply.chunk(typed_event({"type": "error", "error": {"type": "internal_error", "message": "Internal server error"}}))
+            await reply.chunk(
+                typed_event({"type": "error", "error": {"type": "internal_error", "message": "Internal server error"}})
+            )
         await reply.end()
 
     def _whole(self, asked: Asked, identity: str, outcome: Outcome) -> Body:
@@ -86,11 +88,16 @@ class Messages(_Typed):
         await reply.send(200, encode({"input_tokens": count, "context_management": {"original_input_tokens": count}}))
 
     def _usage(self, asked: Asked, outcome: Outcome) -> Body:
-        usage = {"input_tokens": asked.jobs[0].prompt_tokens - outcome.cached_tokens, "output_tokens": len(outcome.answer)}
+        usage = {
+            "input_tokens": asked.jobs[0].prompt_tokens - outcome.cached_tokens,
+            "output_tokens": len(outcome.answer),
+        }
         return usage | {"cache_creation_input_tokens": 0, "cache_read_input_tokens": outcome.cached_tokens}
 
     def _reason(self, outcome: Outcome) -> str:
-        return {"length": "max_tokens", "stop": "end_turn"}.get(outcome.finish_reason or "", outcome.finish_reason or "end_turn")
+        return {"length": "max_tokens", "stop": "end_turn"}.get(
+            outcome.finish_reason or "", outcome.finish_reason or "end_turn"
+        )
 
     def _whole(self, asked: Asked, identity: str, outcome: Outcome) -> Body:
         return {
@@ -110,7 +117,13 @@ class Messages(_Typed):
             async for text in texts:
                 if not started:
                     started = True
-                    message = {"id": identity, "type": "message", "role": "assistant", "content": [], "model": asked.model}
+                    message = {
+                        "id": identity,
+                        "type": "message",
+                        "role": "assistant",
+                        "content": [],
+                        "model": asked.model,
+                    }
                     message |= {"stop_reason": None, "stop_sequence": None}
                     message["usage"] = {"input_tokens": asked.jobs[0].prompt_tokens, "output_tokens": 0}
                     yield {"type": "message_start", "message": message}
@@ -143,7 +156,14 @@ class Responses(_Typed):
     def _item(self, identity: str, text: str | None, status: str) -> Body:
         content = [] if text is None else [self._part(text)]
         identity = identity.replace("resp_", "msg_")
-        return {"id": identity, "content": content, "role": "assistant", "status": status, "type": "message", "phase": None}
+        return {
+            "id": identity,
+            "content": content,
+            "role": "assistant",
+            "status": status,
+            "type": "message",
+            "phase": None,
+        }
 
     def _part(self, text: str) -> Body:
         return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}

@@ -10,21 +10,23 @@ import contextlib
 import uuid
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, TYPE_CHECKING
 
 import msgspec
 
 from e2e.engine.standin import kv, tokens
-from e2e.engine.standin.clock import Clock
-from e2e.engine.standin.config import EngineConfig
 from e2e.engine.standin.events import Publisher, rank_endpoint
 from e2e.engine.standin.metrics import Metrics
-from e2e.engine.standin.request import Job
-from e2e.engine.standin.script import Pace, Rule
 from e2e.engine.standin.transfer import Ask, Peers, SideChannel, Told, TransferFailed
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.script import Pace, Rule
+    from e2e.engine.standin.request import Job
+    from e2e.engine.standin.config import EngineConfig
+    from e2e.engine.standin.clock import Clock
+    from collections.abc import Sequence as SequenceOf
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 class EngineDead(Exception):
@@ -65,7 +67,9 @@ class Sequence:
 class Rank:
     """One rank; `open` before use."""
 
-    def __init__(self, config: EngineConfig, number: int, clock: Clock, pace: Callable[[], Pace], die: Callable[[], None]) -> None:
+    def __init__(
+        self, config: EngineConfig, number: int, clock: Clock, pace: Callable[[], Pace], die: Callable[[], None]
+    ) -> None:
         self.number = number
         self.engine_id = config.engine_id or str(uuid.uuid4())
         if config.data_parallel > 1:
@@ -95,7 +99,9 @@ class Rank:
             self._publisher.open()
         if self._config.pulls:
             base = self._config.side_channel_port
-            self.side_channel_port = await self._side_channel.open(self._config.side_channel_host, base and base + self.number)
+            self.side_channel_port = await self._side_channel.open(
+                self._config.side_channel_host, base and base + self.number
+            )
 
     async def close(self) -> None:
         """Close them and the connections to peers."""
@@ -201,7 +207,9 @@ class Rank:
     def _plan(self, job: Job) -> tuple[kv.Chain, list[kv.Block]]:
         if not self.pool.caching:
             return kv.Chain([], []), []
-        chain = kv.chain(job.prompt, self._config.block_tokens, lora=job.adapter[1] if job.adapter else None, salt=job.cache_salt)
+        chain = kv.chain(
+            job.prompt, self._config.block_tokens, lora=job.adapter[1] if job.adapter else None, salt=job.cache_salt
+        )
         if job.bypass_cache:
             return chain, []
         # The last token is always computed, so that there is something to sample from.
@@ -211,7 +219,9 @@ class Rank:
     async def _prefill(self, sequence: Sequence, outcome: Outcome) -> None:
         """Take a seat, get the prompt's KV by cache, pull or computing, and leave the sequence running."""
         job = sequence.job
-        remote = bool(job.transfer and job.transfer.get("do_remote_prefill") and not job.bypass_cache and self._config.pulls)
+        remote = bool(
+            job.transfer and job.transfer.get("do_remote_prefill") and not job.bypass_cache and self._config.pulls
+        )
         fresh_blocks = self._blocks_for(job.prompt_tokens)
         await self._waiting_to_start(remote, lambda: self.pool.free >= fresh_blocks)
         seated = True
@@ -224,7 +234,7 @@ class Rank:
             sequence.hits = [block.content for block in hits if block.content is not None]
             source = "local_compute"
             if remote:
-                if len(events):
+                if events:
                     self._publisher.publish(events)
                     events = []
                 seated = False
@@ -248,7 +258,7 @@ class Rank:
                 self._leave()
             raise
 
-    async def _waiting_to_start(self, remote: bool, fits: Callable[[], bool]) -> None:  # noqa: FBT001
+    async def _waiting_to_start(self, remote: bool, fits: Callable[[], bool]) -> None:
         if not remote:
             await self._seat(fits)
             return
@@ -269,7 +279,9 @@ class Rank:
         per_token_s = self._pace().prefill_s_per_token
         if per_token_s:
             await self._clock.sleep(per_token_s * (sequence.job.prompt_tokens - cached))
-        sequence.model_state = zlib.crc32(sequence.job.prompt[cached * tokens.TOKEN_BYTES :], self._state_before(sequence))
+        sequence.model_state = zlib.crc32(
+            sequence.job.prompt[cached * tokens.TOKEN_BYTES :], self._state_before(sequence)
+        )
 
     def _state_before(self, sequence: Sequence) -> int:
         """The state after the hits; an adapter is another model, so it starts from another one."""
@@ -322,7 +334,12 @@ class Rank:
 
     def _count_pull(self, blocks: int) -> None:
         size = blocks * self._config.block_tokens * self._config.kv_bytes_per_token
-        for name, value in (("bytes_transferred", size), ("num_descriptors", blocks), ("xfer_time_seconds", 0.001), ("post_time_seconds", 0.001)):
+        for name, value in (
+            ("bytes_transferred", size),
+            ("num_descriptors", blocks),
+            ("xfer_time_seconds", 0.001),
+            ("post_time_seconds", 0.001),
+        ):
             self.metrics.observe(f"nixl_{name}", value)
 
     def _fill(self, sequence: Sequence, chain: kv.Chain, hit_blocks: int, events: list[kv.Event]) -> None:
@@ -336,7 +353,9 @@ class Rank:
             if sequence.pulled:
                 filled = sequence.hits[hit_blocks:full]
             else:
-                filled = kv.contents(job.prompt[hit_blocks * size : full * size], self._config.block_tokens, self._state_before(sequence))
+                filled = kv.contents(
+                    job.prompt[hit_blocks * size : full * size], self._config.block_tokens, self._state_before(sequence)
+                )
             for block, content in zip(sequence.blocks[hit_blocks:full], filled, strict=False):
                 block.content = content
             self.pool.store(sequence.blocks[hit_blocks:full], chain.keys[hit_blocks:])
@@ -389,12 +408,16 @@ class Rank:
         salt = job.cache_salt if parent is None else None
         part = kv.chain(told, self._config.block_tokens, lora=lora, salt=salt, parent=parent)
         before = self._state_at(sequence, at * size)
-        for block, content in zip(sequence.blocks[at:full], kv.contents(told, self._config.block_tokens, before), strict=True):
+        for block, content in zip(
+            sequence.blocks[at:full], kv.contents(told, self._config.block_tokens, before), strict=True
+        ):
             block.content = content
         self.pool.store(sequence.blocks[at:full], part.keys)
         sequence.keys += part.keys
         if self._config.events.publishes:
-            self._publisher.publish([kv.stored_event(part, parent, told, self._config.block_tokens, job.adapter, job.session_id)])
+            self._publisher.publish(
+                [kv.stored_event(part, parent, told, self._config.block_tokens, job.adapter, job.session_id)]
+            )
 
     def _state_at(self, sequence: Sequence, at: int) -> int:
         """The state of the tokens before byte `at`, which lies on a block border."""
@@ -438,7 +461,9 @@ class Rank:
             del self._active[id(sequence)]
             self._finish(sequence, outcome, arrived_s)
 
-    async def _decode(self, sequence: Sequence, outcome: Outcome, rule: Rule | None, *, whole: bool) -> AsyncIterator[bytes]:
+    async def _decode(
+        self, sequence: Sequence, outcome: Outcome, rule: Rule | None, *, whole: bool
+    ) -> AsyncIterator[bytes]:
         job, step_s = sequence.job, self._pace().step_s
         answer, ended = self._answer(sequence, outcome, rule)
         grows = rule is None or rule.text is None

@@ -6,12 +6,14 @@ Boundary: pure; no engine state but the names it serves.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from e2e.engine.standin import tokens
-from e2e.engine.standin.config import EngineConfig
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.config import EngineConfig
+    from collections.abc import Callable, Mapping, Sequence
 
 Body = dict[str, Any]
 
@@ -19,7 +21,9 @@ Body = dict[str, Any]
 class Refused(Exception):
     """An answer that is an error: HTTP status and vLLM's error fields."""
 
-    def __init__(self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.kind, self.param = status, kind, param
 
@@ -88,7 +92,9 @@ def _integer(body: Body, name: str) -> int | None:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    raise invalid(f"body.{name}", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", value)
+    raise invalid(
+        f"body.{name}", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", value
+    )
 
 
 def limit(body: Body, names: Sequence[str], prompt_tokens: int, config: EngineConfig) -> int:
@@ -137,7 +143,9 @@ def _check_common(body: Body) -> None:
         raise _parameter("Stream options can only be defined when `stream=True`.", "stream_options")
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
-        raise _parameter(f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature))
+        raise _parameter(
+            f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature)
+        )
     choices = _integer(body, "n")
     if choices is not None and choices < 1:
         raise Refused(f"n must be at least 1, got {choices}.")
@@ -198,7 +206,9 @@ class Reader:
         for index, prompt in enumerate(prompts):
             most = limit(body, ("max_tokens",), tokens.count(prompt), self._config) if "max_tokens" in body else 16
             job_id = f"{request_id}-{index}"
-            asked.jobs += self._jobs(body, job_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass)
+            asked.jobs += self._jobs(
+                body, job_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass
+            )
         return asked
 
     def chat(self, body: Body, request_id: str, rank: int | None, session: str | None, limits: Sequence[str]) -> Asked:
@@ -218,12 +228,16 @@ class Reader:
         asked.logprobs = bool(body.get("logprobs"))
         bypass = body.get("prompt_logprobs") is not None or asked.echo
         most = limit(body, limits, tokens.count(prompt), self._config)
-        asked.jobs = self._jobs(body, request_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass)
+        asked.jobs = self._jobs(
+            body, request_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass
+        )
         return asked
 
     def chat_text(self, body: Body) -> str:
         """The rendered conversation."""
-        messages = [(str(message.get("role", "user")), content_text(message.get("content"))) for message in body["messages"]]
+        messages = [
+            (str(message.get("role", "user")), content_text(message.get("content"))) for message in body["messages"]
+        ]
         return tokens.rendered(messages, add_generation_prompt=bool(body.get("add_generation_prompt", True)))
 
     def _asked(self, body: Body, shown: str) -> Asked:

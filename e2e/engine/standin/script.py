@@ -6,10 +6,12 @@ Boundary: says which rule applies to a request; `http` and `api` act on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Leg = Literal["prefill", "decode", "plain"]
 
@@ -78,8 +80,6 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     pace: Pace = msgspec.field(default_factory=Pace)
     startup: Startup = msgspec.field(default_factory=Startup)
     rules: list[Rule] = []
-    # An engine that dies ends its process, as vLLM's does; in-process it only closes its ports.
-    exit_when_dead: bool = False
 
 
 _TIMES = re.compile(rb'"do_remote_decode"\s*:\s*true')

@@ -5,15 +5,17 @@ Boundary: pure; from outcomes to JSON values and bytes of events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TYPE_CHECKING
 
 import msgspec
 
 from e2e.engine.standin import tokens
 from e2e.engine.standin.rank import Outcome
-from e2e.engine.standin.request import Asked
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.request import Asked
+    from collections.abc import Sequence
 
 Kind = Literal["completion", "chat"]
 encode = msgspec.json.encode
@@ -60,7 +62,11 @@ class Shape:
     def _usage(self, outcomes: Sequence[Outcome], completion_tokens: int, *, whole: bool) -> dict[str, Any]:
         asked = self.asked
         prompts = sum(asked.jobs[at].prompt_tokens for at in range(0, len(asked.jobs), asked.choices))
-        counts = {"prompt_tokens": prompts, "total_tokens": prompts + completion_tokens, "completion_tokens": completion_tokens}
+        counts = {
+            "prompt_tokens": prompts,
+            "total_tokens": prompts + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
         details: dict[str, Any] | None = None
         if self.shows_cached:
             details = {"cached_tokens": outcomes[-1].cached_tokens if outcomes else 0}
@@ -90,7 +96,9 @@ class Shape:
             "text": text,
             "logprobs": _completion_logprobs(job.prompt if asked.echo else b"", outcome) if asked.logprobs else None,
             **ended,
-            "prompt_logprobs": _prompt_logprobs(job.prompt) if asked.prompt_logprobs or (asked.echo and asked.logprobs) else None,
+            "prompt_logprobs": _prompt_logprobs(job.prompt)
+            if asked.prompt_logprobs or (asked.echo and asked.logprobs)
+            else None,
             "prompt_token_ids": tokens.token_ids(job.prompt) if asked.return_token_ids else None,
             "routed_experts": None,
         }
@@ -125,7 +133,12 @@ class Shape:
     def role_event(self, head: bytes, index: int) -> bytes:
         """A chat stream's first event for a choice."""
         job = self.asked.jobs[index]
-        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
         value: dict[str, Any] = {"choices": [choice]}
         value["prompt_token_ids"] = tokens.token_ids(job.prompt) if self.asked.return_token_ids else None
         value["prompt_text"] = tokens.decoded(job.prompt) if self.asked.body.get("return_prompt_text") else None
@@ -163,7 +176,9 @@ class Shape:
     def usage_event(self, head: bytes, outcomes: Sequence[Outcome]) -> bytes:
         """The event with usage and no choices that ends a stream whose client asked for it."""
         usage = self._usage(outcomes, sum(len(outcome.answer) for outcome in outcomes), whole=False)
-        return head + b"," + encode({"choices": [], "usage": usage, "system_fingerprint": self.fingerprint})[1:] + b"\n\n"
+        return (
+            head + b"," + encode({"choices": [], "usage": usage, "system_fingerprint": self.fingerprint})[1:] + b"\n\n"
+        )
 
 
 def _counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -177,7 +192,8 @@ def _counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 def _chat_logprobs(outcome: Outcome) -> dict[str, Any]:
     return {
         "content": [
-            {"token": piece_text(piece), "logprob": -0.5, "bytes": list(piece), "top_logprobs": []} for piece in outcome.answer
+            {"token": piece_text(piece), "logprob": -0.5, "bytes": list(piece), "top_logprobs": []}
+            for piece in outcome.answer
         ]
     }
 
@@ -194,4 +210,10 @@ def _completion_logprobs(echoed: bytes, outcome: Outcome) -> dict[str, Any]:
 
 def _prompt_logprobs(prompt: bytes) -> list[dict[str, Any] | None]:
     rest = list(tokens.pieces(prompt))[1:]
-    return [None, *({str(piece_ids(piece)[0]): {"logprob": -0.5, "rank": 1, "decoded_token": tokens.decoded(piece)}} for piece in rest)]
+    return [
+        None,
+        *(
+            {str(piece_ids(piece)[0]): {"logprob": -0.5, "rank": 1, "decoded_token": tokens.decoded(piece)}}
+            for piece in rest
+        ),
+    ]

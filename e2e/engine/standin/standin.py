@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +19,10 @@ from e2e.engine.standin.config import EngineConfig, KvRole
 from e2e.engine.standin.engine import Engine
 from e2e.engine.standin.http import Connection, Recorded, Reply
 from e2e.engine.standin.script import Pace, Rule, Script, Settings
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from collections.abc import Callable
 
 Role = Literal["prefill", "decode", "aggregated"]
 _KV_ROLES: dict[Role, KvRole | None] = {"prefill": "kv_producer", "decode": "kv_consumer", "aggregated": None}
@@ -80,7 +82,7 @@ class Standin:
 
     def generations(self, leg: Literal["prefill", "decode", "plain"] | None = None) -> list[Recorded]:
         """The recorded generation requests, of one leg or of all."""
-        from e2e.engine.standin.script import leg_of  # noqa: PLC0415
+        from e2e.engine.standin.script import leg_of
 
         routes = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
         return [one for one in self.requests if one.path in routes and (leg is None or leg_of(one.body) == leg)]
@@ -219,7 +221,9 @@ class Standin:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with contextlib.suppress(OSError):
             await self.stop()
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 TOKEN_BYTES = 2
 VOCABULARY = 1 << 16
@@ -93,7 +96,9 @@ def draw(model_state: int, salt: int = 0) -> int:
     return ((model_state ^ salt) * 2654435761 >> 16) & 0xFF
 
 
-def continuation(model_state: int, most_tokens: int, *, ignore_eos: bool, salt: int = 0, least_tokens: int = 0) -> tuple[list[bytes], bool]:
+def continuation(
+    model_state: int, most_tokens: int, *, ignore_eos: bool, salt: int = 0, least_tokens: int = 0
+) -> tuple[list[bytes], bool]:
     """What follows a state: the tokens, and whether the answer ended by itself (its last token is then EOS).
 
     Continuing from the prompt and half of an answer gives the other half, as with a real model at temperature 0.

@@ -103,7 +103,7 @@ class Peers:
         async with self._locks.setdefault(where, asyncio.Lock()):
             try:
                 told = await asyncio.wait_for(self._exchange(where, ask), CONNECT_TIMEOUT_S)
-            except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError) as error:
+            except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
                 self._drop(where)
                 raise TransferFailed(f"side channel {host}:{port}: {error!r}") from error
             except asyncio.CancelledError:
