@@ -1,0 +1,87 @@
+"""`pdpool-router`: the command.
+
+Boundary: arguments, logging, signals and the exit code; the router itself is `assembly.Router`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from typing import Final
+
+import structlog
+import uvloop
+from pdpool_api.router_config import ConfigError
+
+from pdpool_router.assembly import Router
+from pdpool_router.config import Settings, settings, watch
+
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+EXIT_USAGE: Final = 2
+
+
+def main() -> None:
+    """Runs the router until SIGTERM or SIGINT."""
+    try:
+        chosen = settings()
+    except ConfigError as fault:
+        sys.stderr.write(f"pdpool-router: {fault}\n")
+        raise SystemExit(EXIT_USAGE) from fault
+    _log_to_stderr(chosen)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(chosen))
+
+
+async def _serve(chosen: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    now = asyncio.Event()
+
+    def stop() -> None:
+        # The second signal does not wait for streams.
+        (now if ended.is_set() else ended).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    router = Router(chosen.config)
+    try:
+        await router.start(chosen.host, chosen.port, chosen.admin_port)
+    except OSError as fault:
+        raise SystemExit(f"pdpool-router: {fault}") from fault
+    watching = None
+    if chosen.file is not None:
+        watching = loop.create_task(watch(chosen.file, chosen.config, router.configure))
+    try:
+        await ended.wait()
+        drained = loop.create_task(router.drain())
+        hurried = loop.create_task(now.wait())
+        await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        hurried.cancel()
+    finally:
+        if watching is not None:
+            watching.cancel()
+        await router.close()
+
+
+def _log_to_stderr(chosen: Settings) -> None:
+    renderer = (
+        structlog.processors.JSONRenderer() if chosen.log_format == "json" else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[chosen.log_level]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Puts the rooms together: one router, from its configuration to its two open ports and back.
+
+Boundary: construction, order of start and stop, what a new configuration changes; no rule of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from time import monotonic
+from typing import Final
+
+import structlog
+from pdpool_api.router_config import RouterConfig
+
+from pdpool_router.edge.admin import Admin
+from pdpool_router.edge.openai import Api
+from pdpool_router.edge.server import Server
+from pdpool_router.feeds import static
+from pdpool_router.feeds.probes import Prober
+from pdpool_router.flow.admission import Admission
+from pdpool_router.forward.handoff import Forwarder
+from pdpool_router.forward.transport import Transport
+from pdpool_router.schedule.policies import POLICIES
+from pdpool_router.state.endpoints import Endpoints
+from pdpool_router.state.inflight import Inflight
+from pdpool_router.telemetry import Telemetry
+from pdpool_router.ticker import Ticker
+
+_DRAIN_POLL_S: Final = 0.05
+_log = structlog.get_logger("pdpool_router")
+
+
+class Router:
+    """A whole router in this process's event loop."""
+
+    def __init__(self, config: RouterConfig, *, rng: random.Random | None = None) -> None:
+        self.config = config
+        self.telemetry: Final = Telemetry()
+        self.endpoints: Final = Endpoints(Inflight(), clock=monotonic)
+        self.transport: Final = Transport()
+        self._forwarder = Forwarder(
+            transport=self.transport,
+            endpoints=self.endpoints,
+            policy=POLICIES[config.routing.policy](),
+            telemetry=self.telemetry,
+            config=config,
+            rng=rng or random.Random(),  # noqa: S311 - choices need no secrecy
+        )
+        self.api: Final = Api(
+            forwarder=self._forwarder,
+            endpoints=self.endpoints,
+            admission=Admission(config.limits.max_concurrent),
+            telemetry=self.telemetry,
+            config=config,
+        )
+        self.admin: Final = Admin(self.telemetry, self.endpoints, ready=self._unready)
+        self.server: Server
+        self._ticker = Ticker()
+        self._prober = Prober(self.endpoints, self.transport)
+        self._probing: asyncio.Task[None] | None = None
+        self._feeding: asyncio.Task[None] | None = None
+        self.port = 0
+        self.admin_port = 0
+
+    async def start(self, host: str, port: int, admin_port: int) -> None:
+        """Opens both ports and begins to follow the endpoints.
+
+        Raises:
+            OSError: a port cannot be opened.
+        """
+        loop = asyncio.get_running_loop()
+        self.server = Server(self.api, loop)
+        self.endpoints.on_gone(self.transport.drop)
+        self._follow(None)
+        self._ticker.add(self.transport.sweep)
+        self._ticker.add(self.server.sweep)
+        self._ticker.start()
+        self._probing = loop.create_task(self._prober.run())
+        self.admin_port = await self.admin.listen(host, admin_port)
+        self.port = await self.server.listen(host, port)
+        _log.info("listening", host=host, port=self.port, admin_port=self.admin_port)
+
+    def configure(self, config: RouterConfig) -> None:
+        """Takes over a new configuration; requests in hand go on with what they began with."""
+        old, self.config = self.config, config
+        if config.routing.policy != old.routing.policy:
+            self._forwarder.policy = POLICIES[config.routing.policy]()
+        self._forwarder.config = config
+        self.api.configure(config)
+        self._follow(old)
+
+    async def drain(self) -> None:
+        """Refuses what is new and waits until what was accepted has ended."""
+        self.api.shutting_down = True
+        self.server.shutting_down = True
+        for connection in list(self.server.connections):
+            connection.close_if_idle()
+        while self.server.busy:
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def close(self) -> None:
+        """Closes everything at once."""
+        for task in (self._probing, self._feeding):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._ticker.stop()
+        await self.server.close()
+        self.transport.close()
+        await self.admin.close()
+
+    def _unready(self) -> str:
+        if self.api.shutting_down:
+            return "shutting down"
+        return "" if self.endpoints.listed else "endpoints not listed yet"
+
+    def _follow(self, old: RouterConfig | None) -> None:
+        """Takes endpoints from where the configuration says."""
+        config = self.config
+        self.endpoints.configure(
+            max_local_prefills=config.limits.max_local_prefills,
+            local_allowed=config.routing.on_prefill_unavailable == "Local",
+        )
+        if old is not None and old.endpoints == config.endpoints:
+            return
+        if self._feeding is not None:
+            self._feeding.cancel()
+            self._feeding = None
+        if config.endpoints.pods is None:
+            self.endpoints.replace(static.endpoints(config.endpoints.static))
+            return
+        # Only a router in a cluster pays for the Kubernetes client: 60 MiB and most of a second.
+        from pdpool_router.feeds.pods import PodFeed  # noqa: PLC0415
+
+        self._feeding = asyncio.get_running_loop().create_task(PodFeed(config.endpoints.pods, self.endpoints.replace).run())

@@ -1,0 +1,117 @@
+"""Where the configuration comes from: flags, or a file that is read again when it changes.
+
+Boundary: arguments and files into a `RouterConfig`; its rules are the contract's (`pdpool_api.router_config`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+from pdpool_api.names import ROUTER_ADMIN_PORT, ROUTER_API_PORT, Role
+from pdpool_api.router_config import ConfigError, RouterConfig, from_mapping, parse
+
+POLL_S: Final = 1.0
+_log = structlog.get_logger("pdpool_router")
+
+
+class Settings(NamedTuple):
+    """What the command line says."""
+
+    config: RouterConfig
+    file: Path | None
+    """Where the configuration was read from; None: from flags."""
+    host: str
+    port: int
+    admin_port: int
+    log_level: str
+    log_format: str
+
+
+def settings(arguments: Sequence[str] | None = None) -> Settings:
+    """Reads the command line, and the file that it names.
+
+    Raises:
+        ConfigError: a flag or a field is refused; the message names it.
+    """
+    flags = _parser().parse_args(arguments)
+    shape = bool(flags.model or flags.prefill or flags.decode or flags.endpoint)
+    if flags.config is not None:
+        if shape:
+            raise ConfigError("--config: not together with --model, --prefill, --decode or --endpoint")
+        config = read(flags.config)
+    else:
+        config = _from_flags(flags)
+    return Settings(config, flags.config, flags.host, flags.port, flags.admin_port, flags.log_level, flags.log_format)
+
+
+def read(file: Path) -> RouterConfig:
+    """The configuration in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is refused.
+    """
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{file}: {fault}") from fault
+
+
+async def watch(file: Path, current: RouterConfig, apply: Callable[[RouterConfig], None]) -> None:
+    """Applies each valid new content of a file, until cancelled; a refused one is logged and the old one stays.
+
+    The content is compared, not a time: a mounted ConfigMap changes by a symbolic link whose target may be older.
+    """
+    refused = ""
+    while True:
+        await asyncio.sleep(POLL_S)
+        try:
+            new = read(file)
+        except ConfigError as fault:
+            if str(fault) != refused:
+                refused = str(fault)
+                _log.error("configuration refused, the old one stays", file=str(file), reason=refused)
+            continue
+        refused = ""
+        if new != current:
+            current = new
+            apply(new)
+            _log.info("configuration applied", file=str(file))
+
+
+def _from_flags(flags: argparse.Namespace) -> RouterConfig:
+    if not flags.model:
+        raise ConfigError("--model: required unless --config is given")
+    static = [
+        {"role": role.value, "url": url}
+        for role, urls in ((Role.PREFILL, flags.prefill), (Role.DECODE, flags.decode), (Role.AGGREGATED, flags.endpoint))
+        for url in urls
+    ]
+    raw: dict[str, Any] = {"model": {"servedNames": flags.model}, "endpoints": {"static": static}}
+    return from_mapping(raw)
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65_535:  # noqa: PLR2004 - the range of ports
+        raise argparse.ArgumentTypeError(f"{number} is not between 0 and 65535")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pdpool-router", description="One OpenAI-compatible URL before prefill and decode engines.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML), read again when it changes")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME", help="served name; the first is the primary")
+    parser.add_argument("--prefill", action="append", default=[], metavar="URL", help="a prefill engine")
+    parser.add_argument("--decode", action="append", default=[], metavar="URL", help="a decode engine")
+    parser.add_argument("--endpoint", action="append", default=[], metavar="URL", help="an engine that does both")
+    parser.add_argument("--host", default="0.0.0.0", help="address of both ports")  # noqa: S104 - a server's default
+    parser.add_argument("--port", type=_port, default=ROUTER_API_PORT, help="API port (%(default)s); 0: any")
+    parser.add_argument("--admin-port", type=_port, default=ROUTER_ADMIN_PORT, help="admin port (%(default)s); 0: any")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument("--log-format", choices=("json", "console"), default="json")
+    return parser

@@ -1,0 +1,165 @@
+"""One request of a client and the one answer to it.
+
+Boundary: what the layers above need to read and may write; the connection beneath orders exchanges and owns the socket. It is the
+`Sink` of the relay. An answer is begun at most once, and a break is visible as such to the client.
+"""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+from http import HTTPStatus
+from time import time
+from typing import TYPE_CHECKING, Final
+
+from pdpool_api.names import HEADER_PREFILL, HEADER_REQUEST_ID
+
+from pdpool_router.edge import errors
+from pdpool_router.faults import Fault
+from pdpool_router.forward.framing import Head
+
+if TYPE_CHECKING:
+    from pdpool_router.edge.server import Connection
+    from pdpool_router.forward.transport import Upstream
+
+_STATUS_LINE: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+_REQUEST_ID: Final = HEADER_REQUEST_ID.encode()
+_PREFILL: Final = HEADER_PREFILL.encode()
+# (HTTP/1.1, stays open): each version's own default needs no header.
+_CONNECTION: Final = {
+    (True, True): b"",
+    (True, False): b"connection: close\r\n",
+    (False, True): b"connection: keep-alive\r\n",
+    (False, False): b"",
+}
+_EVENT_STREAM: Final = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+_JSON: Final = b"content-type: application/json\r\n"
+
+
+class Exchange:
+    """A request and its answer on one connection."""
+
+    __slots__ = (
+        "_connection",
+        "arrived_s",
+        "begun",
+        "body",
+        "body_bytes",
+        "body_limit",
+        "chunked",
+        "client_id",
+        "content_length",
+        "engine_id",
+        "expects_continue",
+        "headers",
+        "keep_alive",
+        "method",
+        "model",
+        "path",
+        "prefill",
+        "refusal",
+        "status",
+        "write",
+    )
+
+    def __init__(self, connection: Connection, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
+        self._connection = connection
+        self.method = method
+        self.path = target
+        """The path as it was sent, without the query; never decoded, so that no spelling reaches another route."""
+        self.headers = headers
+        """By name in lower case; a repeated one is joined by commas."""
+        self.body = b""
+        self.body_bytes: list[bytes] = []
+        self.body_limit = 0
+        self.content_length = -1
+        self.expects_continue = False
+        self.keep_alive = True
+        self.chunked = True
+        self.refusal: Fault | None = None
+        """Why the request is not served, known before it was whole."""
+        self.arrived_s = 0.0
+        self.begun = False
+        self.status = 0
+        self.model = "other"
+        self.client_id = b""
+        """What the client calls the request; goes back to it."""
+        self.engine_id = b""
+        """What both engines call it."""
+        self.prefill: str = "none"
+        self.write = connection.write
+
+    # --- answers -------------------------------------------------------------------------------------------------
+    def answer(self, status: int, body: bytes, *, header_lines: bytes = _JSON) -> None:
+        """Writes a whole answer."""
+        head = self._head(status, header_lines, b"content-length: %d\r\n" % len(body))
+        self.write(head if self.method == b"HEAD" else head + body)
+
+    def relay_answer(self, head: Head, body: bytes) -> None:
+        """Writes an engine's whole answer."""
+        self.answer(head.status, body, header_lines=head.passed)
+
+    def begin(self, head: Head, first: bytes, *, length: int | None) -> None:
+        """See `Sink`."""
+        lines = head.passed
+        if head.content_type.startswith(b"text/event-stream"):
+            lines += _EVENT_STREAM
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif self.chunked:
+            framing = b"transfer-encoding: chunked\r\n"
+        else:
+            self.keep_alive = False
+            framing = b""
+        self.write(self._head(head.status, lines, framing) + first)
+
+    def fail(self, fault: Fault) -> None:
+        """Writes a fault as the answer; where one is begun, breaks it."""
+        if self.begun:
+            self.abort()
+            return
+        self.answer(errors.shape(fault).status, errors.body(fault), header_lines=_JSON + errors.header_lines(fault))
+
+    def abort(self) -> None:
+        """See `Sink`."""
+        self._connection.abort()
+
+    def feeds_from(self, upstream: Upstream | None) -> None:
+        """See `Sink`."""
+        self._connection.feed = upstream
+        if upstream is not None and self._connection.writing_paused:
+            upstream.pause()
+
+    def error_event(self, fault: Fault) -> bytes:
+        """See `Sink`."""
+        return errors.event(fault)
+
+    def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
+        self.begun = True
+        self.status = status
+        if self._connection.closing_down:
+            self.keep_alive = False
+        return b"%b%bdate: %b\r\n%b%b%b: %b\r\n%b: %b\r\n\r\n" % (
+            _STATUS_LINE.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status,
+            lines,
+            _date(),
+            framing,
+            _CONNECTION[self.chunked, self.keep_alive],
+            _PREFILL,
+            self.prefill.encode(),
+            _REQUEST_ID,
+            self.client_id,
+        )
+
+
+_dated: tuple[int, bytes] = (0, b"")
+
+
+def _date() -> bytes:
+    """The present second as HTTP writes it, made once a second."""
+    global _dated  # noqa: PLW0603 - a cache of one value
+    now_s = int(time())
+    if _dated[0] != now_s:
+        _dated = (now_s, formatdate(now_s, usegmt=True).encode())
+    return _dated[1]

@@ -1,0 +1,213 @@
+"""The API: which paths there are, what a request asks for, what the pool serves.
+
+Boundary: from a whole HTTP request to a `Job` and back to an answer. A path is compared byte for byte and nothing else is ever
+sent to an engine, so that no spelling reaches an engine's own routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import monotonic, time
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from pdpool_api.engines.vllm import legs
+from pdpool_api.names import HEADER_REQUEST_ID
+from pdpool_api.router_config import RouterConfig
+
+from pdpool_router.edge.exchange import Exchange
+from pdpool_router.edge.stack import stacked
+from pdpool_router.faults import (
+    BadRequest,
+    BodyTooLarge,
+    Fault,
+    MethodNotAllowed,
+    NoEndpoint,
+    ShuttingDown,
+    UnknownModel,
+    UnknownRoute,
+)
+from pdpool_router.flow.admission import Admission
+from pdpool_router.forward.handoff import Forwarder, Job, Outcome
+from pdpool_router.records import Request, Unplaced
+from pdpool_router.schedule.disaggregate import candidates
+from pdpool_router.state.endpoints import Endpoints
+from pdpool_router.telemetry import Telemetry
+
+_GET: Final = (b"GET", b"HEAD")
+_POST: Final = (b"POST",)
+_GET_BODY_BYTES: Final = 65_536
+_ALWAYS_FORWARDED: Final = (b"content-type", b"accept", b"traceparent", b"tracestate")
+# The engine takes orders from these, or framing would be two people's business.
+_NEVER_FORWARDED: Final = frozenset(
+    {
+        b"host", b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect",
+        b"accept-encoding", b"content-encoding", b"x-data-parallel-rank", HEADER_REQUEST_ID.encode(),
+    }
+)  # fmt: skip
+_NEVER_FORWARDED_PREFIXES: Final = (b"x-prefiller-", b"x-pdpool-", b"proxy-")
+_MODELS_PREFIX: Final = b"/v1/models/"
+_encode = msgspec.json.Encoder().encode
+
+
+class _Path(NamedTuple):
+    methods: tuple[bytes, ...]
+    handler: Callable[[Exchange], Awaitable[None]]
+    route: legs.Route | None = None
+
+
+class Api:
+    """The application of the API port."""
+
+    def __init__(
+        self, *, forwarder: Forwarder, endpoints: Endpoints, admission: Admission, telemetry: Telemetry, config: RouterConfig
+    ) -> None:
+        self._forwarder = forwarder
+        self._endpoints = endpoints
+        self._admission = admission
+        self._telemetry = telemetry
+        self._created_s = int(time())
+        self.shutting_down = False
+        self.configure(config)
+        self._paths: Final = {
+            b"/health": _Path(_GET, self._health),
+            b"/v1/models": _Path(_GET, self._models),
+            **{route.path.encode(): _Path(_POST, self._generate, route) for route in legs.Route},
+            b"/tokenize": _Path(_POST, self._pass_on),
+            b"/detokenize": _Path(_POST, self._pass_on),
+            b"/v1/messages/count_tokens": _Path(_POST, self._pass_on),
+        }
+        self._one_model: Final = _Path(_GET, self._model)
+        self._serve: Final = stacked(self._dispatch, telemetry)
+
+    def configure(self, config: RouterConfig) -> None:
+        """Takes over a configuration; requests in hand keep what they began with."""
+        self._config = config
+        self._names = {name: name for name in config.model.served_names}
+        self._forwarded = _ALWAYS_FORWARDED + tuple(
+            name
+            for name in (text.encode() for text in config.forward_headers)
+            if name not in _NEVER_FORWARDED and name not in _ALWAYS_FORWARDED and not name.startswith(_NEVER_FORWARDED_PREFIXES)
+        )
+        self._admission.max_concurrent = config.limits.max_concurrent
+
+    # --- Application ---------------------------------------------------------------------------------------------
+    def __call__(self, exchange: Exchange) -> Awaitable[None]:
+        """See `Application`."""
+        return self._serve(exchange)
+
+    def screen(self, exchange: Exchange) -> Fault | None:
+        """See `Application`."""
+        if exchange.path.startswith(b"http://"):
+            exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
+        path = self._path(exchange.path)
+        if path is None:
+            return UnknownRoute("Not Found")
+        if exchange.method not in path.methods:
+            return MethodNotAllowed(", ".join(method.decode() for method in path.methods))
+        if path.methods is _GET:
+            exchange.body_limit = _GET_BODY_BYTES
+            return None
+        if self.shutting_down:
+            return ShuttingDown("The router is shutting down.")
+        limit = exchange.body_limit = self._config.limits.max_body_bytes
+        if exchange.content_length > limit:
+            return BodyTooLarge(f"The request's body is longer than {limit} bytes.")
+        return None
+
+    def _path(self, path: bytes) -> _Path | None:
+        found = self._paths.get(path)
+        if found is None and path.startswith(_MODELS_PREFIX) and len(path) > len(_MODELS_PREFIX):
+            return self._one_model
+        return found
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        if exchange.refusal is not None:
+            raise exchange.refusal
+        path = self._path(exchange.path)
+        assert path is not None
+        await path.handler(exchange)
+
+    # --- what the router answers itself --------------------------------------------------------------------------
+    def serviceable(self) -> bool:
+        """A request could be served now."""
+        probe = Request(model="", prompt_bytes=0)
+        return not self.shutting_down and not isinstance(candidates(probe, self._endpoints.snapshot()), Unplaced)
+
+    async def _health(self, exchange: Exchange) -> None:
+        if not self.serviceable():
+            raise ShuttingDown("The router is shutting down.") if self.shutting_down else NoEndpoint("No request could be served now.")
+        exchange.answer(200, b"{}")
+
+    async def _models(self, exchange: Exchange) -> None:
+        exchange.answer(200, _encode({"object": "list", "data": [self._card(name) for name in self._names]}))
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = unquote_to_bytes(exchange.path[len(_MODELS_PREFIX) :]).decode("utf-8", "replace")
+        if name not in self._names:
+            raise UnknownModel(name)
+        exchange.answer(200, _encode(self._card(name)))
+
+    def _card(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._created_s, "owned_by": "pdpool"}
+
+    # --- what engines answer -------------------------------------------------------------------------------------
+    async def _generate(self, exchange: Exchange) -> None:
+        route = self._paths[exchange.path].route
+        assert route is not None
+        body, model = self._read(exchange)
+        self._admission.enter()
+        try:
+            whole = legs.one_engine_reason(body.fields)
+            job = Job(
+                route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or "")
+            )
+            outcome = await self._forwarder.generate(job, exchange)
+            self._finish(exchange, outcome)
+        finally:
+            self._admission.leave()
+
+    def _finish(self, exchange: Exchange, outcome: Outcome) -> None:
+        telemetry = self._telemetry
+        if outcome.answer is not None:
+            exchange.relay_answer(outcome.answer.head, outcome.answer.body)
+            telemetry.ttft.observe(monotonic() - exchange.arrived_s)
+        if outcome.usage is not None:
+            telemetry.prompt_tokens += outcome.usage.prompt_tokens
+            telemetry.completion_tokens += outcome.usage.completion_tokens
+            telemetry.cached_tokens += outcome.usage.cached_tokens
+
+    async def _pass_on(self, exchange: Exchange) -> None:
+        body, model = self._read(exchange)
+        self._admission.enter()
+        try:
+            answer = await self._forwarder.pass_on(
+                exchange.path.decode(), body.raw, self._head_lines(exchange), Request(model, len(body.raw))
+            )
+        finally:
+            self._admission.leave()
+        exchange.relay_answer(answer.head, answer.body)
+
+    def _read(self, exchange: Exchange) -> tuple[legs.Body, str]:
+        """The body, and the model that it asks for (absent: the primary, as an engine takes it).
+
+        Raises:
+            ClientFault: not a body for this pool.
+        """
+        try:
+            body = legs.received(exchange.body)
+            model = legs.text_field(body.fields, "model")
+        except legs.BodyError as fault:
+            raise BadRequest(f"{fault}"[:1].upper() + f"{fault}"[1:] + ".") from fault
+        exchange.body = b""
+        name = self._names.get(model) if model else self._config.model.served_names[0]
+        if name is None:
+            raise UnknownModel(model or "")
+        exchange.model = name
+        return body, name
+
+    def _head_lines(self, exchange: Exchange) -> bytes:
+        headers = exchange.headers
+        lines = [b"%b: %b\r\n" % (name, headers[name]) for name in self._forwarded if name in headers]
+        return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (b"".join(lines), exchange.engine_id)

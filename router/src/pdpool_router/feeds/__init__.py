@@ -1,0 +1,1 @@
+"""What comes in from outside besides requests: endpoints, and whether they live."""

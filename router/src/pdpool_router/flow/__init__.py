@@ -1,0 +1,1 @@
+"""Admission: how many requests may be in hand at once."""

@@ -1,0 +1,1 @@
+"""The two legs: connections to engines, the handoff between the legs, and the relay of the answer."""

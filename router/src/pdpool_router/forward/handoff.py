@@ -1,0 +1,424 @@
+"""Two legs, one request: prefill computes the prompt, decode pulls its KV and answers.
+
+Boundary: the order of legs, what is tried again and what is not, and who is blamed; bodies come from the engine's `legs`, choices
+from the policy, bytes go through `Relay`. The rules of failure in one place:
+
+- 4xx of either leg is the client's answer, passed on once.
+- Prefill: a connection that cannot be made or breaks, or 5xx, or a request given up: once elsewhere. Only where nothing can be
+  connected to and no other prefill is left does the configured fallback decide.
+- Decode: no connection: the same parameters once at another decode of the revision. A break, 5xx or a request given up before the
+  first byte: both legs once, on another pair.
+- A silent engine is 504, and nothing is tried again. Nor is it after a byte of the answer was forwarded.
+
+The parameters of one prefill answer go to one decode request only, with the very prompt they were made for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final, NamedTuple
+
+import msgspec
+from pdpool_api.engines.vllm import legs
+from pdpool_api.router_config import RouterConfig
+
+from pdpool_router.faults import (
+    ConnectFailed,
+    EngineAborted,
+    EngineFault,
+    EngineMalformed,
+    EngineStatus,
+    EngineTimedOut,
+    NoEndpoint,
+    NoPrefill,
+    Saturated,
+    Unavailable,
+)
+from pdpool_router.forward.relay import Answer, Collector, Relay, Relayed, Sink
+from pdpool_router.forward.transport import Transport
+from pdpool_router.records import Decision, Endpoint, Request, Unplaced, Way
+from pdpool_router.schedule.interface import Policy
+from pdpool_router.state.endpoints import Endpoints
+from pdpool_router.telemetry import Telemetry
+
+_OK: Final = 200
+_CLIENT_ERROR: Final = 400
+_SERVER_ERROR: Final = 500
+_BUSY: Final = 503
+
+_UNPLACED: Final[dict[Unplaced, Callable[[], Unavailable]]] = {
+    Unplaced.NO_ENDPOINT: lambda: NoEndpoint("No engine is ready for this request."),
+    Unplaced.NO_PREFILL: lambda: NoPrefill("No prefill engine is ready."),
+    Unplaced.LOCAL_PREFILLS_FULL: lambda: Saturated("No prefill engine is ready, and decode computes as many prompts as it may."),
+}
+
+
+class Job(NamedTuple):
+    """One generating request, ready to be sent."""
+
+    route: legs.Route
+    body: legs.Body
+    head: bytes
+    """Header lines for both legs, each with its line end, without host and content-length."""
+    request: Request
+
+
+class Outcome(NamedTuple):
+    """How a request ended, for the account."""
+
+    answer: Answer | None
+    """An answer that is still to be written; None: a stream was forwarded."""
+    way: Way
+    usage: legs.Usage | None = None
+
+
+class _Retries(msgspec.Struct):
+    """What may still be tried again for one request."""
+
+    prefill: bool = True
+    connect: bool = True
+    pair: bool = True
+
+
+class _Handed(NamedTuple):
+    """The prefill leg's success."""
+
+    endpoint: Endpoint
+    handoff: legs.Handoff
+    answered_s: float
+    own_s: float
+    """What the router itself took before this leg."""
+
+
+class _AnotherPair(Exception):  # noqa: N818 - a turn of the loop, not an error
+    def __init__(self, request: Request, decision: Decision) -> None:
+        super().__init__()
+        self.request = request
+        self.decision = decision
+
+
+class Forwarder:
+    """Serves requests from engines."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        endpoints: Endpoints,
+        policy: Policy,
+        telemetry: Telemetry,
+        config: RouterConfig,
+        rng: random.Random,
+    ) -> None:
+        self._transport = transport
+        self._endpoints = endpoints
+        self._telemetry = telemetry
+        self._rng = rng
+        self.policy = policy
+        self.config = config
+
+    async def generate(self, job: Job, sink: Sink) -> Outcome:
+        """Serves a generating request.
+
+        A stream goes to `sink` as it comes; another answer is in the outcome.
+
+        Raises:
+            Fault: nothing was forwarded.
+        """
+        request = job.request
+        retries = _Retries()
+        decision = self._plan(request)
+        while True:
+            try:
+                sink.prefill = decision.way.value
+                if decision.way is Way.REMOTE:
+                    return await self._two_legs(job, request, decision, sink, retries)
+                return await self._one_leg(job, request, decision, sink, retries)
+            except _AnotherPair as again:
+                request, decision = again.request, again.decision
+
+    async def pass_on(self, path: str, body: bytes, head: bytes, request: Request) -> Answer:
+        """The answer of one engine to a request that is no generation (`/tokenize` and the like).
+
+        Raises:
+            Fault: no engine answered.
+        """
+        snapshot = self._endpoints.snapshot()
+        engines = snapshot.aggregated or snapshot.decode or snapshot.prefill
+        whole = msgspec.structs.replace(snapshot, aggregated=engines)
+        tried = request
+        while True:
+            decision = self.policy.plan(tried, whole, monotonic(), self._rng)
+            if isinstance(decision, Unplaced):
+                raise _UNPLACED[decision]()
+            endpoint = decision.endpoint
+            lease = self._endpoints.inflight.reserve(endpoint)
+            try:
+                return await self._collect(endpoint, path, head, body, total_s=self.config.limits.prefill_seconds)
+            except EngineTimedOut:
+                raise
+            except EngineFault:
+                if tried.failed or len(engines) == 1:
+                    raise
+                tried = _without(tried, endpoint)
+                self._telemetry.retries["whole"] += 1
+            finally:
+                lease.release()
+
+    # --- choosing ------------------------------------------------------------------------------------------------
+    def _plan(self, request: Request) -> Decision:
+        found = self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
+        if isinstance(found, Unplaced):
+            raise _UNPLACED[found]()
+        return found
+
+    def _place(self, request: Request, revision: str, ids: Sequence[int] | None = None) -> Endpoint | None:
+        return self.policy.place(request, revision, ids, self._endpoints.snapshot(), monotonic(), self._rng)
+
+    def _another_pair(self, request: Request, prefill: Endpoint | None, decode: Endpoint) -> _AnotherPair | None:
+        """The request again without the pair that failed; where that leaves none, without one of the two."""
+        losers = (prefill, decode) if prefill is not None else (decode,)
+        for without in (losers, (decode,), losers[:1]):
+            tried = _without(request, *without)
+            found = self.policy.plan(tried, self._endpoints.snapshot(), monotonic(), self._rng)
+            if isinstance(found, Unplaced):
+                continue
+            if prefill is not None and (
+                found.way is not Way.REMOTE or self._place(tried, found.endpoint.revision) is None
+            ):
+                continue
+            return _AnotherPair(tried, found)
+        return None
+
+    # --- two legs ------------------------------------------------------------------------------------------------
+    async def _two_legs(
+        self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries
+    ) -> Outcome:
+        prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
+        if isinstance(prefilled, Answer):
+            return Outcome(prefilled, Way.REMOTE)
+        if isinstance(prefilled, Decision):
+            sink.prefill = prefilled.way.value
+            return await self._one_leg(job, request, prefilled, sink, retries)
+        return await self._decode(job, request, prefilled, sink, retries)
+
+    async def _prefill(
+        self, job: Job, request: Request, decision: Decision, retries: _Retries, arrived_s: float
+    ) -> _Handed | Answer | Decision:
+        """The prefill leg: what it hands over; or the client's answer; or that decode computes the prompt itself."""
+        body = legs.prefill_body(job.body.fields, job.route)
+        own_s = monotonic() - arrived_s
+        while True:
+            endpoint = decision.endpoint
+            lease = self._endpoints.inflight.reserve(endpoint)
+            started_s = monotonic()
+            try:
+                answer = await self._collect(
+                    endpoint, job.route.path, job.head, body, total_s=self.config.limits.prefill_seconds
+                )
+                if answer.head.status != _OK:
+                    return answer
+                handed = _Handed(endpoint, self._handoff(endpoint, answer), answer.ended_s, own_s)
+            except EngineTimedOut:
+                raise
+            except EngineFault as fault:
+                request = _without(request, endpoint)
+                again = self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
+                if isinstance(again, Decision) and again.way is Way.REMOTE and retries.prefill:
+                    retries.prefill = False
+                    self._telemetry.retries["prefill"] += 1
+                    decision = again
+                    continue
+                if not isinstance(fault, ConnectFailed) or (isinstance(again, Decision) and again.way is Way.REMOTE):
+                    raise
+                # Nothing listens at any prefill: that is what the fallback is for.
+                if isinstance(again, Unplaced):
+                    raise _UNPLACED[again]() from fault
+                return again
+            finally:
+                lease.release()
+            self._telemetry.handoff.observe(handed.answered_s - started_s)
+            return handed
+
+    def _handoff(self, endpoint: Endpoint, answer: Answer) -> legs.Handoff:
+        try:
+            return legs.handoff(answer.body)
+        except legs.HandoffError as fault:
+            self._endpoints.health.failed(endpoint.uid)
+            raise EngineMalformed("The prefill engine's answer is not valid.") from fault
+    async def _decode(
+        self, job: Job, request: Request, prefilled: _Handed, sink: Sink, retries: _Retries
+    ) -> Outcome:
+        handoff = prefilled.handoff
+        way = Way.LOCAL if handoff.params is None else Way.REMOTE
+        if handoff.params is None:
+            self._telemetry.local_prefills["no_kv"] += 1
+            sink.prefill = way.value
+        body = legs.decode_body(job.body, handoff.params)
+        relay: Relay | None = None
+        try:
+            while True:
+                endpoint = self._place(request, prefilled.endpoint.revision)
+                if endpoint is None:
+                    raise NoEndpoint("No decode engine is ready for this request.")
+                relay = Relay(sink, job.route, self._telemetry)
+                try:
+                    return await self._relay(endpoint, job, body, relay, way, prefilled, sink.arrived_s)
+                except ConnectFailed:
+                    request = _without(request, endpoint)
+                    if not retries.connect or self._place(request, prefilled.endpoint.revision) is None:
+                        raise
+                    retries.connect = False
+                    self._telemetry.retries["decode"] += 1
+                except EngineFault as fault:
+                    again = self._another_pair(request, prefilled.endpoint, endpoint) if _may_repeat(fault, retries) else None
+                    if again is None:
+                        raise
+                    retries.pair = False
+                    self._telemetry.retries["pair"] += 1
+                    raise again from None
+        finally:
+            if handoff.params is not None and (relay is None or not relay.answered):
+                # Its KV stays at prefill until the lease ends.
+                self._telemetry.orphaned_prefills += 1
+
+    # --- one leg -------------------------------------------------------------------------------------------------
+    async def _one_leg(
+        self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries
+    ) -> Outcome:
+        body = legs.decode_body(job.body, None)
+        endpoint = decision.endpoint
+        place = None
+        if decision.way is Way.LOCAL:
+            self._telemetry.local_prefills[decision.reason] += 1
+            place = self._endpoints.inflight.reserve_local_prefill(endpoint)
+        relay = Relay(sink, job.route, self._telemetry, place.release if place is not None else None)
+        try:
+            return await self._relay(endpoint, job, body, relay, decision.way, None, sink.arrived_s)
+        except EngineFault as fault:
+            again = self._another_pair(request, None, endpoint) if _may_repeat(fault, retries) else None
+            if again is None:
+                raise
+            retries.pair = False
+            self._telemetry.retries["decode"] += 1
+            raise again from None
+        finally:
+            if place is not None:
+                place.release()
+
+    async def _relay(
+        self,
+        endpoint: Endpoint,
+        job: Job,
+        body: bytes,
+        relay: Relay,
+        way: Way,
+        prefilled: _Handed | None,
+        arrived_s: float,
+    ) -> Outcome:
+        """The answering leg.
+
+        Raises:
+            EngineFault: nothing was forwarded.
+        """
+        health = self._endpoints.health
+        lease = self._endpoints.inflight.reserve(endpoint)
+        now_s = monotonic()
+        own_s = now_s - arrived_s if prefilled is None else now_s - prefilled.answered_s + prefilled.own_s
+        self._telemetry.overhead.observe(own_s)
+        try:
+            result = await self._transport.call(
+                endpoint,
+                _request(endpoint, job.route.path, job.head, body),
+                relay,
+                connect_s=self.config.limits.connect_seconds,
+                idle_s=self.config.limits.idle_seconds,
+            )
+            if isinstance(result, Relayed):
+                if result.broken is not None:
+                    health.failed(endpoint.uid)
+                else:
+                    health.succeeded(endpoint.uid)
+                return Outcome(None, way, _streamed_usage(relay, job.route, prefilled))
+            return self._judged(endpoint, result, way)
+        except EngineFault as fault:
+            health.failed(endpoint.uid, certain=isinstance(fault, ConnectFailed))
+            raise
+        finally:
+            lease.release()
+
+    def _judged(self, endpoint: Endpoint, answer: Answer, way: Way) -> Outcome:
+        """A whole answer, unless it only looks like one."""
+        status = answer.head.status
+        if status >= _SERVER_ERROR:
+            raise _status_fault(status)
+        if status == _OK:
+            usage = legs.usage(answer.body)
+            if legs.UNFINISHED.search(answer.body):
+                raise EngineAborted("The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0)
+            self._endpoints.health.succeeded(endpoint.uid)
+            return Outcome(answer, way, usage)
+        return Outcome(answer, way)
+
+    async def _collect(self, endpoint: Endpoint, path: str, head: bytes, body: bytes, *, total_s: float) -> Answer:
+        """A whole answer below 500.
+
+        Raises:
+            EngineFault: there is none.
+        """
+        health = self._endpoints.health
+        try:
+            answer: Answer = await self._transport.call(
+                endpoint,
+                _request(endpoint, path, head, body),
+                Collector(),
+                connect_s=self.config.limits.connect_seconds,
+                total_s=total_s,
+            )
+            status = answer.head.status
+            if status >= _SERVER_ERROR:
+                raise _status_fault(status)
+            if status != _OK and status < _CLIENT_ERROR:
+                raise EngineMalformed("The engine's answer is not valid.")
+        except EngineFault as fault:
+            health.failed(endpoint.uid, certain=isinstance(fault, ConnectFailed))
+            raise
+        if status == _OK:
+            health.succeeded(endpoint.uid)
+        return answer
+
+
+def _request(endpoint: Endpoint, path: str, head: bytes, body: bytes) -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        path.encode(),
+        endpoint.authority.encode(),
+        head,
+        len(body),
+        body,
+    )
+
+
+def _without(request: Request, *endpoints: Endpoint) -> Request:
+    return msgspec.structs.replace(request, failed=request.failed | {endpoint.uid for endpoint in endpoints})
+
+
+def _may_repeat(fault: EngineFault, retries: _Retries) -> bool:
+    if isinstance(fault, EngineTimedOut) or (isinstance(fault, EngineAborted) and fault.after_tokens):
+        return False
+    return retries.pair
+
+
+def _status_fault(status: int) -> EngineStatus:
+    return EngineStatus("The engine failed." if status != _BUSY else "The engine is overloaded.")
+
+
+def _streamed_usage(relay: Relay, route: legs.Route, prefilled: _Handed | None) -> legs.Usage:
+    """Token counts of a stream: what it told; else prefill's count of the prompt, and one token an event."""
+    if relay.usage is not None:
+        return relay.usage
+    events = relay.events - (1 if route is legs.Route.CHAT else 0)
+    if prefilled is None:
+        return legs.Usage(0, max(events, 0), 0)
+    return legs.Usage(prefilled.handoff.prompt_tokens, max(events, 0), prefilled.handoff.cached_tokens)

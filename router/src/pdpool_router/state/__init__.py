@@ -1,0 +1,1 @@
+"""What the router knows now: endpoints and their load. One writer each; readers get snapshots."""

@@ -1,0 +1,95 @@
+"""The endpoints that exist, and the snapshot that the scheduler reads.
+
+Boundary: membership, draining, and which endpoints are left out because they fail. One writer: the feed (or the configuration)
+replaces the whole set; the forwarder reports outcomes. Why a rebuilt tuple per change: choices are far more frequent than
+changes, and a choice then costs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from pdpool_api.names import Role
+
+from pdpool_router.records import Endpoint, Snapshot
+from pdpool_router.state.health import Health
+from pdpool_router.state.inflight import Inflight
+
+
+class Endpoints:
+    """Every endpoint of the pool, by uid."""
+
+    def __init__(self, inflight: Inflight, *, clock: Callable[[], float]) -> None:
+        self.inflight: Final = inflight
+        self.health: Final = Health(clock=clock)
+        self.listed = False
+        """A source has told its endpoints once."""
+        self.max_local_prefills = 0
+        self.local_allowed = True
+        self._known: dict[str, Endpoint] = {}
+        self._leaving: dict[str, Endpoint] = {}
+        self._gone: list[Callable[[Endpoint], None]] = []
+        self._snapshot: Snapshot | None = None
+        self._health_version = -1
+
+    def on_gone(self, callback: Callable[[Endpoint], None]) -> None:
+        """Calls back for every endpoint that is dropped."""
+        self._gone.append(callback)
+
+    def replace(self, endpoints: Iterable[Endpoint]) -> None:
+        """Sets the whole membership."""
+        new = {endpoint.uid: endpoint for endpoint in endpoints}
+        old, self._known = self._known, new
+        self.listed = True
+        self._snapshot = None
+        for uid, endpoint in old.items():
+            if uid not in new:
+                self._leaving[uid] = endpoint
+                self.health.forget(uid)
+                for callback in self._gone:
+                    callback(endpoint)
+        for uid in new:
+            self._leaving.pop(uid, None)
+
+    def configure(self, *, max_local_prefills: int, local_allowed: bool) -> None:
+        """Sets what the configuration says about the fallback to decode."""
+        self.max_local_prefills = max_local_prefills
+        self.local_allowed = local_allowed
+        self._snapshot = None
+
+    def all(self) -> list[Endpoint]:
+        """Every endpoint, the draining ones included."""
+        return list(self._known.values())
+
+    def with_load(self) -> list[Endpoint]:
+        """Every endpoint, and those that are gone but still have requests in flight."""
+        for uid in [uid for uid in self._leaving if uid not in self.inflight.requests]:
+            del self._leaving[uid]
+        return [*self._known.values(), *self._leaving.values()]
+
+    def snapshot(self) -> Snapshot:
+        """The endpoints that may be chosen, and their load."""
+        version = self.health.version()
+        if self._snapshot is None or version != self._health_version:
+            self._health_version = version
+            self._snapshot = self._build()
+        return self._snapshot
+
+    def _build(self) -> Snapshot:
+        return Snapshot(
+            prefill=self._of(Role.PREFILL),
+            decode=self._of(Role.DECODE),
+            aggregated=self._of(Role.AGGREGATED),
+            inflight=self.inflight.requests,
+            local_prefills=self.inflight.local_prefills,
+            max_local_prefills=self.max_local_prefills,
+            local_allowed=self.local_allowed,
+        )
+
+    def _of(self, role: Role) -> tuple[Endpoint, ...]:
+        return tuple(
+            endpoint
+            for endpoint in self._known.values()
+            if endpoint.role is role and not endpoint.draining and self.health.usable(endpoint.uid)
+        )

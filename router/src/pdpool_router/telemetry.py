@@ -1,0 +1,58 @@
+"""What the router counts: plain integers and arrays, read at scrape time.
+
+Boundary: counting only; `edge/admin.py` turns it into metrics. Why no metrics library here: its objects take a lock and several
+calls per observation, and some of these stand on the path of every chunk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+_SHORT_S: Final = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_TOKEN_S: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+_FIRST_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_WHOLE_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
+
+
+class Histogram:
+    """Counts of observations, in seconds, per upper bound."""
+
+    __slots__ = ("bounds_s", "counts", "sum_s")
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self.bounds_s: Final = tuple(bounds_s)
+        self.counts = [0] * (len(bounds_s) + 1)
+        """One per bound, not cumulative; the last: above all bounds."""
+        self.sum_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        """Counts one observation."""
+        self.counts[bisect_left(self.bounds_s, value_s)] += 1
+        self.sum_s += value_s
+
+
+class Telemetry:
+    """Every counter of the router; attributes are incremented where things happen."""
+
+    def __init__(self) -> None:
+        self.requests: defaultdict[tuple[str, int], int] = defaultdict(int)
+        """(model, status) → answers; the model is a configured name or `other`."""
+        self.ttft = Histogram(_FIRST_S)
+        """Arrival of the whole request to the first byte of the answer's body."""
+        self.itl = Histogram(_TOKEN_S)
+        """Gap between two reads of a stream."""
+        self.e2e = Histogram(_WHOLE_S)
+        self.overhead = Histogram(_SHORT_S)
+        """The router's own part of the time to the first byte: what is left of it without waiting for engines."""
+        self.handoff = Histogram(_FIRST_S)
+        """The prefill leg: request written to answer whole."""
+        self.retries: defaultdict[str, int] = defaultdict(int)
+        self.local_prefills: defaultdict[str, int] = defaultdict(int)
+        self.truncated_streams = 0
+        self.orphaned_prefills = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
