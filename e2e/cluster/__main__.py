@@ -8,14 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster import binaries
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.layout import known_names, load
 from e2e.cluster.lifecycle import DEFAULT_CONTROL_PLANE_NAME, DEFAULT_NODE_NAME, down, status, up
 from e2e.cluster.progress import ClusterError, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,24 +43,34 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     one = commands.add_parser("up", help="bring a cluster up; quick if it is up, and a half-dead one is replaced")
-    one.add_argument("--control-plane-only", action="store_true", help="etcd, API server and controllers: no root, many at once")
+    one.add_argument(
+        "--control-plane-only", action="store_true", help="etcd, API server and controllers: no root, many at once"
+    )
     _add_name(one)
-    one.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait for another run on the same cluster")
+    one.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for another run on the same cluster"
+    )
     one.set_defaults(act=_up)
 
     one = commands.add_parser("down", help="take a cluster down and leave nothing of it but its logs")
     _add_name(one)
-    one.add_argument("--control-plane-only", action="store_true", help=f"the default name is {DEFAULT_CONTROL_PLANE_NAME}")
+    one.add_argument(
+        "--control-plane-only", action="store_true", help=f"the default name is {DEFAULT_CONTROL_PLANE_NAME}"
+    )
     one.add_argument("--all", action="store_true", help="every cluster of this machine")
     one.add_argument("--purge", action="store_true", help="the logs too")
-    one.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait for another run on the same cluster")
+    one.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for another run on the same cluster"
+    )
     one.set_defaults(act=_down)
 
     one = commands.add_parser("status", help="what runs, as JSON; of every cluster unless one is named")
     _add_name(one)
     one.set_defaults(act=_status)
 
-    one = commands.add_parser("kubeconfig", help="print a kubeconfig: the administrator's, or a fresh one of somebody else")
+    one = commands.add_parser(
+        "kubeconfig", help="print a kubeconfig: the administrator's, or a fresh one of somebody else"
+    )
     _add_name(one)
     whose = one.add_mutually_exclusive_group()
     whose.add_argument("--service-account", metavar="NAMESPACE/NAME", help="by token")
@@ -66,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(act=_kubeconfig)
 
     one = commands.add_parser("build", help="build every program of the cluster now, so that `up` need not")
-    one.add_argument("--clean-go-caches", action="store_true", help="then remove what Go downloaded and compiled, some 5 GB")
+    one.add_argument(
+        "--clean-go-caches", action="store_true", help="then remove what Go downloaded and compiled, some 5 GB"
+    )
     one.set_defaults(act=_build)
 
     one = commands.add_parser("import-image", help="bring OCI archives into the node")
@@ -77,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help=f"default: {DEFAULT_NODE_NAME}, or {DEFAULT_CONTROL_PLANE_NAME} with --control-plane-only")
+    parser.add_argument(
+        "--name", help=f"default: {DEFAULT_NODE_NAME}, or {DEFAULT_CONTROL_PLANE_NAME} with --control-plane-only"
+    )
 
 
 def _up(chosen: argparse.Namespace) -> None:

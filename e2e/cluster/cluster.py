@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from e2e.cluster import binaries
 from e2e.cluster.audit import AuditLog
@@ -17,6 +15,10 @@ from e2e.cluster.commands import run, succeeds
 from e2e.cluster.debian import program
 from e2e.cluster.layout import NODE_NAME, Layout
 from e2e.cluster.pki import Authority, Identity, certificate_kubeconfig, token_kubeconfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 IMAGE_NAMESPACE = "k8s.io"
 IMPORT_TIMEOUT_S = 300.0
@@ -99,7 +101,13 @@ class Cluster:
 
     def node_is_ready(self) -> bool:
         """Whether the node takes pods."""
-        found = subprocess.run(self.kubectl_command("get", "node", NODE_NAME, "-o", "json"), capture_output=True, text=True, timeout=30, check=False)
+        found = subprocess.run(
+            self.kubectl_command("get", "node", NODE_NAME, "-o", "json"),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         if found.returncode != 0:
             return False
         node = json.loads(found.stdout)

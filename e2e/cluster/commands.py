@@ -6,10 +6,13 @@ Boundary: programs that end by themselves; those that stay are started in `proce
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster.progress import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -24,7 +27,8 @@ def run(
 ) -> str:
     """The standard output of a program that succeeded.
 
-    Raises `ClusterError` with the program's own words when it fails, cannot be started or takes longer than `timeout_s`.
+    Raises `ClusterError` with the program's own words when it fails, cannot be started or takes longer than
+    `timeout_s`.
     """
     shown = " ".join(str(word) for word in command)
     try:

@@ -1,18 +1,21 @@
 """The node's runtime and network programs, from the distribution's packages.
 
-Boundary: asks apt only for what is missing, and leaves no service of theirs running: the cluster starts its own containerd.
+Boundary: asks apt only for what is missing, and leaves no service of theirs running: the cluster starts its own
+containerd.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.commands import run, succeeds
 from e2e.cluster.progress import ClusterError, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CNI_FOLDER: Final = "/usr/lib/cni"
 _SEARCH_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"

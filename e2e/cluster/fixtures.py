@@ -1,7 +1,8 @@
 """pytest fixtures of clusters, for every test folder's conftest to import.
 
 Boundary: who brings a shared cluster up and who takes it down; what tests do in it is theirs.
-A control plane belongs to its session. The full cluster is one per machine: sessions share it, whoever had it up before keeps it,
+A control plane belongs to its session. The full cluster is one per machine: sessions share it, whoever had it up
+before keeps it,
 and the last session takes down what a session began.
 """
 
@@ -9,15 +10,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.cluster.cluster import Cluster
 from e2e.cluster.lifecycle import DEFAULT_NODE_NAME, down, status, up
 from e2e.cluster.paths import run_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from e2e.cluster.cluster import Cluster
 
 WAIT_S = 120.0
 
@@ -45,7 +50,7 @@ class SharedNode:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether this session may do what it likes for the length of the block: nobody else's cluster, no other session at it."""
+        """Whether this session may do what it likes during the block: nobody else has the cluster or is at it."""
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -76,7 +81,7 @@ class SharedNode:
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[Cluster]:
-    """An API server with controllers, of this session alone: no pod ever runs in it. About 9 s, once."""
+    """An API server with controllers, of this session alone: no pod ever runs in it. About 4 s, once."""
     name = f"test-{os.getpid()}"
     cluster = up(name, control_plane_only=True, owned=True)
     yield cluster
@@ -95,5 +100,5 @@ def shared_node() -> Iterator[SharedNode]:
 
 @pytest.fixture
 def full_cluster(shared_node: SharedNode) -> Cluster:
-    """The machine's full cluster, up and whole, shared with other tests: use a namespace of your own. About 12 s, once."""
+    """The machine's full cluster, up and whole, shared with other tests: use your own namespace. About 6 s, once."""
     return shared_node.running()

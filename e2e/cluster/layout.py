@@ -19,7 +19,17 @@ from e2e.cluster.progress import ClusterError
 
 NODE_NAME: Final = "node1"
 NAME_RULE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-PORT_NAMES: Final = ("etcd", "etcd_peer", "apiserver", "controller_manager", "scheduler", "kubelet_health", "proxy_health", "proxy_metrics", "dns_ready")  # fmt: skip
+PORT_NAMES: Final = (
+    "etcd",
+    "etcd_peer",
+    "apiserver",
+    "controller_manager",
+    "scheduler",
+    "kubelet_health",
+    "proxy_health",
+    "proxy_metrics",
+    "dns_ready",
+)
 
 
 @dataclass(frozen=True)

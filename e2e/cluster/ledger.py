@@ -1,7 +1,8 @@
 """What one cluster has changed on this machine, written down before each change, so that any later run can undo it.
 
 Boundary: records and nothing else; `undo.py` acts on them.
-Why a file of its own: a kill -9 at any moment must leave enough to find everything, so an entry is on disk before its thing exists,
+Why a file of its own: a kill -9 at any moment must leave enough to find everything, so an entry is on disk before its
+thing exists,
 and undoing something that was never made is not an error.
 """
 
@@ -9,12 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-Kind = Literal["process", "link", "nft-table", "iptables-rule", "sysctl", "cgroup", "folder", "shared-folder", "file-prefix"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Kind = Literal[
+    "process", "link", "nft-table", "iptables-rule", "sysctl", "cgroup", "folder", "shared-folder", "file-prefix"
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Ledger:
             os.fsync(stream.fileno())
 
     def entries(self, kind: Kind | None = None) -> Iterator[Entry]:
-        """The entries in the order of their writing; a line cut off by a crash is skipped, for its thing was never made."""
+        """The entries in the order of their writing; a line cut off by a crash is skipped: its thing was never made."""
         if not self.exists():
             return
         for line in self.path.read_text().splitlines():

@@ -9,9 +9,8 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster import binaries, control_plane, debian, network, node
 from e2e.cluster.cluster import Cluster
@@ -21,6 +20,10 @@ from e2e.cluster.paths import data_root, run_root
 from e2e.cluster.processes import Daemon, alive, is_alive, start, start_time_of, wait_until
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.undo import undo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 DEFAULT_NODE_NAME = "default"
 DEFAULT_CONTROL_PLANE_NAME = "control-plane"
@@ -38,7 +41,8 @@ def up(
 ) -> Cluster:
     """A running cluster of that name, begun now unless it is there and whole.
 
-    A half-dead one is taken down first. `owned` binds the cluster to this process: once that has ended, the next `up` of any
+    A half-dead one is taken down first. `owned` binds the cluster to this process: once that has ended, the next `up`
+    of any
     cluster takes it down. `wait_s` is how long to wait for another run on the same cluster.
 
     Raises `ClusterError` when a step fails (what was begun is taken down again, its logs stay) or another run is at it.
@@ -46,7 +50,7 @@ def up(
     name = checked(name or (DEFAULT_CONTROL_PLANE_NAME if control_plane_only else DEFAULT_NODE_NAME))
     progress = Progress(f"up {name}", quiet=quiet)
     _sweep(name, progress)
-    with held(lock_of(name), wait_s=wait_s):
+    with held(lock_of(name), wait_s=wait_s, waiting=progress.say):
         layout = load(name)
         if layout is not None and _whole(layout):
             if layout.node == control_plane_only:
@@ -63,7 +67,7 @@ def up(
 def down(name: str = DEFAULT_NODE_NAME, *, keep_logs: bool = True, wait_s: float = 0.0, quiet: bool = False) -> None:
     """Nothing of the cluster left on the machine but, with `keep_logs`, its logs; no error if there was none."""
     progress = Progress(f"down {name}", quiet=quiet)
-    with held(lock_of(name), wait_s=wait_s):
+    with held(lock_of(name), wait_s=wait_s, waiting=progress.say):
         if not ledger_of(name).exists():
             progress.say("there is nothing to take down")
             return
@@ -152,7 +156,7 @@ def _start_node(layout: Layout, programs: dict[str, Path], cluster: Cluster, pro
         _start(layout, node.kube_proxy(layout, programs))
         cluster.apply(node.dns_rights())
         _start(layout, node.coredns(layout, programs))
-        _await(layout, "containerd", "containerd", lambda: cluster.runtime_answers())
+        _await(layout, "containerd", "containerd", cluster.runtime_answers)
     with progress.step("kubelet"):
         _start(layout, node.kubelet(layout, programs))
 
@@ -163,8 +167,15 @@ def _finish_node(cluster: Cluster, image: Path, progress: Progress) -> None:
         cluster.import_image(image)
     with progress.step("node ready"):
         _await(layout, "the node", "kubelet", cluster.node_is_ready)
-        _await(layout, "cluster DNS", "coredns", lambda: _answers(f"http://127.0.0.1:{layout.ports['dns_ready']}/ready"))
-        _await(layout, "Services", "kube-proxy", lambda: _answers(f"http://127.0.0.1:{layout.ports['proxy_health']}/healthz"))
+        _await(
+            layout, "cluster DNS", "coredns", lambda: _answers(f"http://127.0.0.1:{layout.ports['dns_ready']}/ready")
+        )
+        _await(
+            layout,
+            "Services",
+            "kube-proxy",
+            lambda: _answers(f"http://127.0.0.1:{layout.ports['proxy_health']}/healthz"),
+        )
 
 
 def _start(layout: Layout, daemon: Daemon) -> None:
@@ -224,7 +235,9 @@ def _undone_on_failure(name: str) -> Iterator[None]:
 def _refuse_second_node(name: str) -> None:
     for other in known_names():
         if other != name and any(entry.kind == "link" for entry in ledger_of(other).entries()):
-            raise ClusterError(f"the full cluster {other!r} has this machine's node: take it down first (`down --name {other}`)")
+            raise ClusterError(
+                f"the full cluster {other!r} has this machine's node: take it down first (`down --name {other}`)"
+            )
 
 
 def _refuse_foreign_kubelet() -> None:

@@ -1,6 +1,7 @@
 """One run at a time per cluster, and a clear word about who is at it.
 
-Boundary: advisory locks (`flock`) of this machine; the kernel drops them when the holder dies, so a crash never leaves one behind.
+Boundary: advisory locks (`flock`) of this machine; the kernel drops them when the holder dies, so a crash never
+leaves one behind.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from e2e.cluster.progress import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 POLL_S = 0.2
 
 
 @contextmanager
-def held(path: Path, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock file `path`, waiting at most `wait_s`; it is removed at the end.
+def held(path: Path, *, wait_s: float = 0.0, waiting: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock file `path`, waiting at most `wait_s` and telling `waiting` so; it is removed at the end.
 
     Raises `ClusterError` naming the holder's pid, command and start when it stays taken.
     """
     deadline_s = time.monotonic() + wait_s
+    told = wait_s <= 0
     while True:
         stream = _opened(path)
         if _taken(stream, path):
@@ -33,6 +37,9 @@ def held(path: Path, *, wait_s: float = 0.0) -> Iterator[None]:
         stream.seek(0)
         holder = stream.read().strip()
         stream.close()
+        if not told:
+            waiting(f"waiting for another run: {holder}")
+            told = True
         if time.monotonic() >= deadline_s:
             raise ClusterError(f"another run is at work on this cluster: {holder or 'unknown'} (lock {path})")
         time.sleep(POLL_S)
@@ -56,7 +63,8 @@ def _taken(stream: IO[str], path: Path) -> bool:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    # The former holder may have removed the file between our open and our lock: then we hold a lock nobody else can see.
+    # The former holder may have removed the file between our open and our lock: then we hold a lock nobody else can
+    # see.
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:

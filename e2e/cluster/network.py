@@ -1,7 +1,8 @@
 """The cluster's own network on this machine: one bridge, one table of packet rules, no route to anywhere else.
 
 Boundary: what must exist before the first daemon starts; Services are kube-proxy's, pod addresses are CNI's.
-A table of ours drops every packet for the Pod and Service ranges that would leave by another link, before and after the bridge exists,
+A table of ours drops every packet for the Pod and Service ranges that would leave by another link, before and after
+the bridge exists,
 and refuses what pods send elsewhere: the cluster is a closed world whatever else is missing.
 """
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.commands import run, succeeds
-from e2e.cluster.ledger import Ledger
 from e2e.cluster.progress import ClusterError
+
+if TYPE_CHECKING:
+    from e2e.cluster.ledger import Ledger
 
 BRIDGE: Final = "pdpool0"
 NODE_ADDRESS: Final = "10.244.0.1"
@@ -45,7 +48,7 @@ table inet {TABLE} {{
 
 
 def check_free() -> None:
-    """Raise `ClusterError` if somebody else's network would meet ours: an overlapping route, or another kube-proxy's rules."""
+    """Raise `ClusterError` if somebody else's network would meet ours: an overlapping route, another kube-proxy."""
     for route in json.loads(run(["ip", "-json", "route", "show", "table", "all"]) or "[]"):
         destination = str(route.get("dst", ""))
         if destination.startswith(("10.244.0.", "10.96.")) and route.get("dev") != BRIDGE:
@@ -54,7 +57,9 @@ def check_free() -> None:
     if any(f"table {table}\n" in tables for table in PROXY_TABLES):
         raise ClusterError("another kube-proxy has its tables on this machine; take that cluster down first")
     if Path("/sys/class/net", BRIDGE).exists():
-        raise ClusterError(f"the link {BRIDGE} exists and no ledger tells of it; remove it by `ip link delete {BRIDGE}`")
+        raise ClusterError(
+            f"the link {BRIDGE} exists and no ledger tells of it; remove it by `ip link delete {BRIDGE}`"
+        )
 
 
 def raise_network(ledger: Ledger) -> None:

@@ -1,22 +1,26 @@
 """Command lines and configuration of containerd, kubelet, kube-proxy and CoreDNS.
 
 Boundary: turns a layout into daemons and files; `lifecycle.py` starts them in order.
-Every path the daemons would choose for themselves outside the cluster's folders is set here, so that taking down means deleting folders.
+Every path the daemons would choose for themselves outside the cluster's folders is set here, so that taking down
+means deleting folders.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.control_plane import DNS_USER, client_kubeconfig
 from e2e.cluster.debian import CNI_FOLDER, program
 from e2e.cluster.layout import NODE_NAME, Layout
-from e2e.cluster.ledger import Ledger
 from e2e.cluster.network import BRIDGE, DNS_ADDRESS, FIRST_POD_ADDRESS, NODE_ADDRESS, POD_RANGE, note_sysctl
 from e2e.cluster.processes import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from e2e.cluster.ledger import Ledger
 
 SANDBOX_IMAGE: Final = "localhost/pause:1"
 KUBELET_PORT: Final = 10250
@@ -131,7 +135,9 @@ def kubelet(layout: Layout, programs: Mapping[str, Path]) -> Daemon:
         "root-dir": root,
         "cert-dir": root / "pki",
     }
-    return _daemon(layout, "kubelet", [str(programs["kubelet"]), *(f"--{flag}={value}" for flag, value in flags.items())])
+    return _daemon(
+        layout, "kubelet", [str(programs["kubelet"]), *(f"--{flag}={value}" for flag, value in flags.items())]
+    )
 
 
 def kube_proxy(layout: Layout, programs: Mapping[str, Path]) -> Daemon:

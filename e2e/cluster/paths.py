@@ -1,7 +1,8 @@
-"""Where the cluster tool keeps what outlives a run (cache), what one cluster owns (data) and what the machine must know of it (run).
+"""Where the tools keep what outlives a run (cache), what one cluster owns (data), what the machine must know (run).
 
 Boundary: names of folders only; creating and removing them is the caller's business.
-Ledgers, locks and sockets lie in one folder of the machine rather than in the cache: two users with two caches still share one kernel.
+Ledgers, locks and sockets lie in one folder of the machine rather than in the cache: two users with two caches still
+share one kernel.
 """
 
 from __future__ import annotations

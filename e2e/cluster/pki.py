@@ -9,11 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster.commands import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VALID_DAYS = "365"
 CURVE = "ec_paramgen_curve:prime256v1"

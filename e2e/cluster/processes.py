@@ -1,8 +1,10 @@
 """Starting the cluster's daemons, finding them again, and ending them for certain.
 
-Boundary: processes of this machine, recognised by an environment variable that only our daemons (and what they start) carry,
+Boundary: processes of this machine, recognised by an environment variable that only our daemons (and what they start)
+carry,
 or by pid together with start time; never by a name, which others may share.
-Why a marker: a pid written after the start is lost when the tool is killed in between, the environment of a process is not,
+Why a marker: a pid written after the start is lost when the tool is killed in between, the environment of a process
+is not,
 and the shims of containerd inherit it.
 """
 
@@ -11,13 +13,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster.commands import run
-from e2e.cluster.ledger import Ledger
 from e2e.cluster.progress import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from e2e.cluster.ledger import Ledger
 
 MARKER = "PDPOOL_CLUSTER_PROCESS"
 POLL_S = 0.05
@@ -92,9 +98,10 @@ def named(cluster: str, daemon: str) -> set[int]:
 
 
 def end(find: Callable[[], Iterable[int]], what: str) -> None:
-    """SIGKILL whatever `find` yields until it yields nothing that runs; raises `ClusterError` if something outlives that.
+    """SIGKILL whatever `find` yields until nothing of it runs; raises `ClusterError` if something outlives that.
 
-    Nothing of a test cluster is worth a graceful end: its data is thrown away, and a daemon that shuts down slowly restarts others meanwhile.
+    Nothing of a test cluster is worth a graceful end: its data is thrown away, and a daemon that shuts down slowly
+    restarts others meanwhile.
     """
     deadline_s = time.monotonic() + END_TIMEOUT_S
     while True:
@@ -114,7 +121,7 @@ def is_alive(pid: int, start_time: str) -> bool:
 
 
 def start_time_of(pid: int) -> str:
-    """What tells this incarnation of a pid from every other: boot and clock tick of its start; empty if it has ended."""
+    """What tells this incarnation of a pid from every other: boot and tick of its start; empty if it has ended."""
     return _start_time(pid)
 
 

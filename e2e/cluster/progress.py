@@ -1,4 +1,4 @@
-"""Progress a person can follow: each step with its elapsed time and, when it fails, the end of its log and the log's path.
+"""Progress a person can follow: each step with its elapsed time and, when it fails, its log's end and path.
 
 Boundary: prints to stderr, so that stdout stays free for what a command answers (a kubeconfig, a path, JSON).
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 TAIL_LINES = 15
 LINE_WIDTH = 400

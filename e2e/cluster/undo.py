@@ -1,6 +1,7 @@
 """Undoing everything a ledger tells of, in the order that nothing can be made anew meanwhile.
 
-Boundary: works from the ledger, the marker and the kernel's own lists only; it needs no daemon alive and no program of the cluster.
+Boundary: works from the ledger, the marker and the kernel's own lists only; it needs no daemon alive and no program
+of the cluster.
 Each step finds out for itself whether there is anything to do, so it can be killed and run again.
 """
 
@@ -9,13 +10,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster.commands import run, succeeds
-from e2e.cluster.ledger import Ledger
 from e2e.cluster.processes import end, marked, named
 from e2e.cluster.progress import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.cluster.ledger import Ledger
 
 RESTARTERS = ("kubelet", "containerd", "controller-manager", "scheduler")
 GONE_TIMEOUT_S = 20.0
@@ -69,7 +74,7 @@ def _cgroups(ledger: Ledger) -> list[Path]:
 
 
 def _remove_shim_sockets(folders: list[Path]) -> None:
-    """A shim that was killed leaves its socket in a folder that all of containerd's instances share; its bundle says which."""
+    """A killed shim leaves its socket in a folder that all instances of containerd share; its bundle says which."""
     for folder in folders:
         for note in folder.glob("containerd/state/io.containerd.runtime.v2.task/*/*/address"):
             Path(note.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)

@@ -6,33 +6,41 @@ Boundary: nothing of pdpool is in it; it changes only when the suite or the pack
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster import debian
 from e2e.cluster.commands import run
 from e2e.cluster.paths import images_root
-from e2e.cluster.progress import Progress
 from e2e.images import oci
 from e2e.images.workshop import scratch_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from e2e.cluster.progress import Progress
 
 SUITE: Final = "bookworm"
 PYTHON: Final = "3.11"
 PACKAGES: Final = ("python3-minimal", "libpython3-stdlib", "ca-certificates")
 BUILDER_PACKAGES: Final = {"debootstrap": "debootstrap", "util-linux": "unshare"}
 BUILD_TIMEOUT_S: Final = 900.0
-LEFT_OUT: Final = frozenset({
-    "dev", "proc", "sys", "run", "boot", "media", "mnt", "srv", "home", "root",
-    "usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/bash-completion",
-    "usr/share/bug", "usr/share/common-licenses", "usr/lib/x86_64-linux-gnu/gconv", "var/cache", "var/log", "var/lib/apt", "etc/machine-id",
-})  # fmt: skip
+_DOCUMENTS: Final = ("doc", "man", "info", "locale", "lintian", "bash-completion", "bug", "common-licenses")
+LEFT_OUT: Final = frozenset(
+    {
+        *("boot", "dev", "home", "media", "mnt", "proc", "root", "run", "srv", "sys"),
+        *(f"usr/share/{name}" for name in _DOCUMENTS),
+        *("var/cache", "var/log", "var/lib/apt", "etc/machine-id"),
+        *(f"usr/lib/{machine}-linux-gnu/gconv" for machine in ("x86_64", "aarch64")),
+    }
+)
 
 
 def layer(progress: Progress) -> oci.Layer:
     """The base layer, built now unless it is in the cache."""
-    key = hashlib.sha256(Path(__file__).read_bytes() + Path(oci.__file__).read_bytes()).hexdigest()[:16]
-    target = images_root() / f"base-{key}.tar"
+    # By what decides the content and not by this file's text: a rebuild takes a minute.
+    decided = repr((SUITE, PYTHON, PACKAGES, sorted(LEFT_OUT), oci.FORMAT))
+    target = images_root() / f"base-{hashlib.sha256(decided.encode()).hexdigest()[:16]}.tar"
     if not target.exists():
         debian.ensure(BUILDER_PACKAGES, progress)
         with progress.step(f"base layer: Debian {SUITE} with Python {PYTHON}"), scratch_folder() as scratch:
@@ -48,7 +56,10 @@ def _fill(root: Path) -> None:
     # Times are not kept in layers: Python must not compare them, or it would compile everything anew at each start.
     compile_all = ["-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", f"/usr/lib/python{PYTHON}"]
     _isolated(["chroot", str(root), f"/usr/bin/python{PYTHON}", *compile_all])
-    for line, listing in (("nonroot:x:65532:65532::/tmp:/usr/sbin/nologin\n", "passwd"), ("nonroot:x:65532:\n", "group")):
+    for line, listing in (
+        ("nonroot:x:65532:65532::/tmp:/usr/sbin/nologin\n", "passwd"),
+        ("nonroot:x:65532:\n", "group"),
+    ):
         with (root / "etc" / listing).open("a") as stream:
             stream.write(line)
     (root / "tmp").chmod(0o1777)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.paths import images_root
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.images import base, oci, pause
 from e2e.images.members import REPOSITORY, SCRIPTS, Member, contents, own_layer, third_party_layer
 from e2e.images.workshop import builder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 PAUSE: Final = "pause"
 MEMBERS: Final = {
@@ -31,7 +33,7 @@ def build(names: Iterable[str], progress: Progress) -> dict[str, Path]:
 
     Raises `ClusterError` for an unknown name, or with the words of the program that failed.
     """
-    with builder():
+    with builder(progress):
         return {name: _archive(name, progress) for name in names}
 
 

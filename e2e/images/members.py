@@ -1,6 +1,7 @@
 """What goes into the image of one workspace member: its locked third-party packages, and our own wheels on top.
 
-Boundary: asks uv for both lists and lays the files out as Debian's Python expects them; layers and archives are `oci.py`'s.
+Boundary: asks uv for both lists and lays the files out as Debian's Python expects them; layers and archives are
+`oci.py`'s.
 Two layers, because the first changes with the lock file and the second with every line of code.
 """
 
@@ -12,17 +13,19 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.commands import run
 from e2e.cluster.paths import cache_root, images_root
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.images import base, oci
 from e2e.images.workshop import scratch_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SITE: Final = f"usr/local/lib/python{base.PYTHON}/dist-packages"
@@ -61,7 +64,17 @@ class Contents:
 def contents(member: Member) -> Contents:
     """What the lock file says the member needs, itself included."""
     exported = run(
-        [uv(), "export", "--frozen", "--no-dev", "--no-header", "--no-annotate", "--no-editable", "--package", member.package],
+        [
+            uv(),
+            "export",
+            "--frozen",
+            "--no-dev",
+            "--no-header",
+            "--no-annotate",
+            "--no-editable",
+            "--package",
+            member.package,
+        ],
         folder=REPOSITORY,
         timeout_s=UV_TIMEOUT_S,
     )
@@ -90,7 +103,10 @@ def own_layer(member: Member, found: Contents, progress: Progress) -> oci.Layer:
     if not target.exists():
         with progress.step(f"layer of {', '.join(folder.name for folder in found.own)}"), scratch_folder() as scratch:
             for folder in found.own:
-                run([uv(), "build", "--wheel", "--quiet", "--out-dir", str(scratch / "wheels"), str(folder)], timeout_s=UV_TIMEOUT_S)
+                run(
+                    [uv(), "build", "--wheel", "--quiet", "--out-dir", str(scratch / "wheels"), str(folder)],
+                    timeout_s=UV_TIMEOUT_S,
+                )
             root = scratch / "root"
             _install(root, ["--no-deps", *map(str, sorted((scratch / "wheels").glob("*.whl")))])
             _write_commands(root)
@@ -111,7 +127,18 @@ def _install(root: Path, arguments: Sequence[str]) -> None:
     """Lay packages out below `root` for the image's Python and not for the one that runs here."""
     site = root / SITE
     target = ["--target", str(site), "--python-version", base.PYTHON, "--python-platform", PLATFORM[os.uname().machine]]
-    command = [uv(), "pip", "install", "--quiet", "--python", sys.executable, "--only-binary", ":all:", "--link-mode", "copy"]
+    command = [
+        uv(),
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        sys.executable,
+        "--only-binary",
+        ":all:",
+        "--link-mode",
+        "copy",
+    ]
     run([*command, *target, *arguments], folder=root.parent, timeout_s=UV_TIMEOUT_S)
     for left in (site / "bin", site / ".lock"):
         if left.is_dir():
@@ -128,7 +155,9 @@ def _compile(site: Path) -> None:
         return
     flags = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(site), "-p", f"/{SITE}"]
     # A package may ship a file of another Python's syntax; the rest is compiled all the same.
-    subprocess.run([python, "-m", "compileall", *flags, str(site)], capture_output=True, timeout=UV_TIMEOUT_S, check=False)
+    subprocess.run(
+        [python, "-m", "compileall", *flags, str(site)], capture_output=True, timeout=UV_TIMEOUT_S, check=False
+    )
 
 
 def _matching_python() -> str | None:
@@ -146,7 +175,8 @@ def _write_commands(root: Path) -> None:
         for entry in distribution.entry_points.select(group="console_scripts"):
             script = folder / entry.name
             script.write_text(
-                f"#!/usr/bin/python{base.PYTHON}\nimport sys\n\nfrom {entry.module} import {entry.attr}\n\nsys.exit({entry.attr}())\n"
+                f"#!/usr/bin/python{base.PYTHON}\nimport sys\n\n"
+                f"from {entry.module} import {entry.attr}\n\nsys.exit({entry.attr}())\n"
             )
             script.chmod(0o755)
 
@@ -160,7 +190,7 @@ def _sources(folder: Path) -> Iterator[bytes]:
 
 def _key(*chunks: bytes) -> str:
     """The content and whoever lays it out decide a layer's name."""
-    digest = hashlib.sha256(Path(__file__).read_bytes() + Path(oci.__file__).read_bytes())
+    digest = hashlib.sha256(Path(__file__).read_bytes() + bytes([oci.FORMAT]))
     for chunk in chunks:
         digest.update(len(chunk).to_bytes(8, "big") + chunk)
     return digest.hexdigest()[:16]

@@ -1,7 +1,8 @@
 """OCI archives by hand: layers from folders, an image from layers, the same bytes from the same content.
 
 Boundary: tar, JSON and digests; what goes into a folder is the caller's. No daemon, no registry, no container runtime.
-Fixed times, owners and order make a layer's digest a function of its content, so that an unchanged layer is never imported twice.
+Fixed times, owners and order make a layer's digest a function of its content, so that an unchanged layer is never
+imported twice.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# To be raised with every change of how a folder becomes a layer.
+FORMAT = 1
 EPOCH = "1970-01-01T00:00:00Z"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -52,7 +58,7 @@ class Settings:
 
 
 def layer(root: Path, target: Path, *, included: Callable[[str], bool] = lambda _: True) -> Layer:
-    """Write a layer with everything below `root` (paths for which `included` says no are left out, with all below them).
+    """Write a layer with everything below `root` for which `included` does not say no (with all below that).
 
     Files belong to root and keep their permissions; devices and sockets are left out. `target` appears in one rename.
     """
@@ -92,7 +98,11 @@ def archive(name: str, layers: Sequence[Layer], settings: Settings, target: Path
 
 
 def _add_tree(
-    archive: tarfile.TarFile, folder: Path, prefix: str, included: Callable[[str], bool], links: dict[tuple[int, int], str]
+    archive: tarfile.TarFile,
+    folder: Path,
+    prefix: str,
+    included: Callable[[str], bool],
+    links: dict[tuple[int, int], str],
 ) -> None:
     for entry in sorted(os.scandir(folder), key=lambda found: found.name):
         name = f"{prefix}{entry.name}"
@@ -113,7 +123,11 @@ def _add_tree(
 
 
 def _add_file(
-    archive: tarfile.TarFile, path: Path, member: tarfile.TarInfo, facts: os.stat_result, links: dict[tuple[int, int], str]
+    archive: tarfile.TarFile,
+    path: Path,
+    member: tarfile.TarInfo,
+    facts: os.stat_result,
+    links: dict[tuple[int, int], str],
 ) -> None:
     first = links.setdefault((facts.st_dev, facts.st_ino), member.name)
     if facts.st_nlink > 1 and first != member.name:

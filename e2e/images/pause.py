@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster import debian
 from e2e.cluster.commands import run
 from e2e.cluster.paths import images_root
-from e2e.cluster.progress import Progress
 from e2e.images import oci
+
+if TYPE_CHECKING:
+    from e2e.cluster.progress import Progress
 
 NAME: Final = "localhost/pause:1"
 SOURCE: Final = Path(__file__).with_name("pause.c")
@@ -25,7 +27,7 @@ LINKS: Final = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin"
 
 def archive(progress: Progress) -> Path:
     """The archive of the image, built now unless it is in the cache."""
-    content = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes() + Path(oci.__file__).read_bytes())
+    content = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes() + bytes([oci.FORMAT]))
     target = images_root() / f"pause-{content.hexdigest()[:16]}.tar"
     if not target.exists():
         debian.ensure(COMPILER_PACKAGES, progress)

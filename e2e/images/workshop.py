@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.lock import held
 from e2e.cluster.paths import images_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.cluster.progress import Progress
 
 SCRATCH_PREFIX: Final = ".scratch-"
 WAIT_S: Final = 1200.0
 
 
 @contextmanager
-def builder() -> Iterator[None]:
+def builder(progress: Progress) -> Iterator[None]:
     """Hold the image cache; waits for another builder and clears what a killed one left."""
-    with held(images_root() / "lock", wait_s=WAIT_S):
+    with held(images_root() / "lock", wait_s=WAIT_S, waiting=progress.say):
         for left in images_root().glob(f"{SCRATCH_PREFIX}*"):
             shutil.rmtree(left)
         yield

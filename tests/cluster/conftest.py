@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from e2e.cluster.fixtures import control_plane, full_cluster, shared_node
 from e2e.cluster.processes import marked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["control_plane", "full_cluster", "machine", "shared_node"]
 
@@ -44,12 +47,21 @@ def _machine(name: str) -> dict[str, object]:
         "links": sorted(_names("/sys/class/net")),
         "routes": sorted(_output("ip", "route", "show", "table", "all")),
         "tables": sorted(_output("nft", "list", "tables")),
-        "iptables": sorted(_output("iptables-save", "-t", "nat") + _output("iptables-save", "-t", "filter")),
+        "iptables": [line for line in _output("iptables-save") if line.startswith("-A")],
         "namespaces": sorted(set(_output("lsns", "-t", "net", "-n", "-o", "NS"))),
         "named namespaces": _names("/run/netns"),
         "control groups": sorted(str(path) for path in Path("/sys/fs/cgroup").glob("**/kubepods")),
         "sockets": sorted(path for path in sockets if "containerd" in path or f"/{name}/" in path),
-        "folders": [str(path) for path in (Path("/run/pdpool", name), Path("/var/lib/kubelet"), Path("/run/containerd")) if path.exists()],
+        "folders": [
+            str(path)
+            for path in (
+                Path("/run/pdpool", name),
+                Path("/var/lib/kubelet"),
+                Path("/run/containerd"),
+                Path("/usr/libexec/kubernetes"),
+            )
+            if path.exists()
+        ],
         "answers of CNI": _names("/var/lib/cni/results"),
         "log links": _names("/var/log/containers"),
         "kernel parameters": {key: Path("/proc/sys", key).read_text().strip() for key in SYSCTLS},

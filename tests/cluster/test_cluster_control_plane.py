@@ -56,10 +56,13 @@ def test_two_control_planes_share_nothing(control_plane: Cluster, name: str) -> 
 
 
 def test_a_killed_up_is_replaced_by_the_next(name: str, machine: Machine) -> None:
-    """Kill -9 of the tool half-way leaves a broken cluster that `up` replaces by a whole one, and `down` then removes."""
+    """Kill -9 of the tool half-way leaves a broken cluster that `up` replaces by a whole one and `down` removes."""
     before = machine(name)
     with subprocess.Popen(
-        _tool("up", "--control-plane-only", "--name", name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        _tool("up", "--control-plane-only", "--name", name),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as tool:
         assert tool.stderr is not None
         for line in tool.stderr:
@@ -116,17 +119,22 @@ def test_a_name_that_cannot_name_folders_is_refused(bad: str) -> None:
 def test_writes_are_counted_by_user_and_resource(control_plane: Cluster) -> None:
     """The audit log tells the granted writes of each user between two moments, and neither reads nor refusals."""
     control_plane.kubectl("create", "namespace", "audited")
-    control_plane.kubectl("--namespace", "audited", "create", "serviceaccount", "writer")
-    control_plane.kubectl("--namespace", "audited", "create", "role", "writer", "--verb=create,get,list", "--resource=configmaps")
-    control_plane.kubectl("--namespace", "audited", "create", "rolebinding", "writer", "--role=writer", "--serviceaccount=audited:writer")  # fmt: skip
+    create = ("--namespace", "audited", "create")
+    control_plane.kubectl(*create, "serviceaccount", "writer")
+    control_plane.kubectl(*create, "role", "writer", "--verb=create,get,list", "--resource=configmaps")
+    control_plane.kubectl(*create, "rolebinding", "writer", "--role=writer", "--serviceaccount=audited:writer")
     as_writer = ["--kubeconfig", str(control_plane.kubeconfig_for_service_account("audited", "writer"))]
     kubectl = control_plane.kubectl_command()[0]
     log = control_plane.audit
     since = log.now()
     for number in range(3):
-        subprocess.run([kubectl, *as_writer, "create", "configmap", f"c{number}"], check=True, capture_output=True, timeout=30)
+        subprocess.run(
+            [kubectl, *as_writer, "create", "configmap", f"c{number}"], check=True, capture_output=True, timeout=30
+        )
     subprocess.run([kubectl, *as_writer, "get", "configmaps"], check=True, capture_output=True, timeout=30)
-    refused = subprocess.run([kubectl, *as_writer, "create", "secret", "generic", "s"], check=False, capture_output=True, timeout=30)
+    refused = subprocess.run(
+        [kubectl, *as_writer, "create", "secret", "generic", "s"], check=False, capture_output=True, timeout=30
+    )
     until = log.now()
     control_plane.kubectl("--namespace", "audited", "create", "configmap", "later")
     assert refused.returncode != 0
@@ -142,7 +150,9 @@ def test_a_user_by_certificate_has_the_rights_of_its_groups_only(control_plane: 
     """A minted user is known by name and group, and may do nothing that RBAC does not grant."""
     kubeconfig = control_plane.kubeconfig_for_user("alice", ["readers"])
     command = [control_plane.kubectl_command()[0], f"--kubeconfig={kubeconfig}"]
-    told = subprocess.run([*command, "auth", "whoami", "-o", "json"], check=True, capture_output=True, text=True, timeout=30)
+    told = subprocess.run(
+        [*command, "auth", "whoami", "-o", "json"], check=True, capture_output=True, text=True, timeout=30
+    )
     who = json.loads(told.stdout)["status"]["userInfo"]
     assert who["username"] == "alice"
     assert "readers" in who["groups"]
@@ -154,8 +164,15 @@ def test_a_user_by_certificate_has_the_rights_of_its_groups_only(control_plane: 
 def test_pod_security_refuses_a_privileged_pod_in_a_restricted_namespace(control_plane: Cluster) -> None:
     """A namespace that enforces the restricted level accepts no privileged pod."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    control_plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}}])
+    control_plane.apply(
+        [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "restricted", "labels": labels}}]
+    )
     container = {"name": "c", "image": "localhost/pause:1", "securityContext": {"privileged": True}}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "restricted"}, "spec": {"containers": [container]}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "restricted"},
+        "spec": {"containers": [container]},
+    }
     with pytest.raises(ClusterError, match="violates PodSecurity"):
         control_plane.apply([pod])
