@@ -362,7 +362,10 @@ class RoleStatus(ApiModel):
     message: Annotated[str, Field(max_length=32_768)] = ""
     """The same, for a person."""
 
-    @computed_field(description="Ready and desired replicas in one word, as 2/3, for `kubectl get`.")  # type: ignore[prop-decorator]
+    @computed_field(  # type: ignore[prop-decorator]
+        description="Ready and desired replicas in one word, as 2/3, for `kubectl get`.",
+        json_schema_extra={"maxLength": 16},
+    )
     @property
     def ready(self) -> str:
         """Ready and desired replicas in one word, as `2/3`: a printer column shows one field only."""

@@ -1,0 +1,258 @@
+"""The CRD on a real API server: it installs, refuses bad pools by name, fills in defaults, and explains itself."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from pdpool_api.conditions import ConditionType, Reason, set_condition
+from pdpool_api.pool import InferencePool, InferencePoolStatus, RoleStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.cluster.cluster import Cluster
+
+pytestmark = pytest.mark.api
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "crds/inferencepools.pdpool.io.yaml"
+NAMESPACE = "contract"
+DISCOVERY_S = 20.0
+
+SMALLEST: dict[str, Any] = {"model": {"id": "org/model"}, "prefill": {}, "decode": {}}
+
+
+def _kubectl(cluster: Cluster, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = cluster.kubectl_command("--namespace", NAMESPACE, *arguments)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _manifest(spec: dict[str, Any], name: str = "p") -> str:
+    pool = {"apiVersion": "pdpool.io/v1alpha1", "kind": "InferencePool", "metadata": {"name": name}, "spec": spec}
+    return yaml.safe_dump(pool)
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: Cluster) -> Cluster:
+    """A control plane with the CRD installed as a user would, and a namespace."""
+    control_plane.kubectl("apply", "-f", str(FILE))
+    made = _kubectl(control_plane, "create", "namespace", NAMESPACE)
+    assert made.returncode == 0 or "AlreadyExists" in made.stderr
+    deadline = time.monotonic() + DISCOVERY_S
+    # Established, discovery and the published schema follow within seconds of each other; `explain` needs all three.
+    while _kubectl(control_plane, "explain", "pdp.spec.model").returncode != 0:
+        assert time.monotonic() < deadline, "the API server does not publish the schema"
+        time.sleep(0.2)
+    return control_plane
+
+
+@pytest.fixture
+def pools(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster; pools that a test makes are gone after it."""
+    yield cluster
+    cluster.kubectl("delete", "inferencepools.pdpool.io", "--all", f"--namespace={NAMESPACE}", "--wait=true")
+
+
+def test_it_installs_by_client_side_and_server_side_apply(cluster: Cluster) -> None:
+    """Plain `kubectl apply` works (the annotation has room), again without a change, and server-side as well."""
+    assert "unchanged" in cluster.kubectl("apply", "-f", str(FILE))
+    assert "serverside-applied" in cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(FILE))
+
+
+def test_the_schema_is_structural(cluster: Cluster) -> None:
+    """The API server finds nothing to complain about."""
+    path = "jsonpath={.status.conditions[?(@.type=='NonStructuralSchema')].message}"
+    assert cluster.kubectl("get", "crd", "inferencepools.pdpool.io", "-o", path).strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "rule"),
+    [
+        ({"model": {"id": ""}}, "spec.model.id", "at least 1 char"),
+        ({"model": {"id": "--port"}}, "spec.model.id", "id must be a hub id or an absolute path"),
+        ({"model": {"id": "m", "servedNames": ["a", "a"]}}, "spec.model.servedNames", "must not repeat a name"),
+        ({"prefill": {"replicas": -1}}, "spec.prefill.replicas", "greater than or equal to 0"),
+        ({"decode": None}, "spec.decode", "Required value"),
+        ({"prefill": None}, "spec.prefill", "Required value"),
+        ({"engine": {"imgae": "x"}}, 'unknown field "spec.engine.imgae"', "strict decoding error"),
+        ({"decode": {"env": [{"name": "A", "valeu": "1"}]}}, "spec.decode.env[0].valeu", "strict decoding error"),
+        ({"decode": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.decode.env[1]", "Duplicate value"),
+        ({"decode": {"env": [{"value": "1"}]}}, "spec.decode.env[0].name", "Required value"),
+        ({"decode": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline", "must be 1"),
+        (
+            {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"tensor": 3}}},
+            "spec.decode.parallelism.tensor",
+            "must divide one another",
+        ),
+        ({"decode": {"parallelism": {"data": 33}}}, "spec.decode.parallelism.data", "less than or equal to 32"),
+        ({"engine": {"args": ["--port", "1"]}}, "spec.engine.args", "set by the operator"),
+        ({"engine": {"args": ["--served_model-name=x"]}}, "spec.engine.args", "set by the operator"),
+        ({"decode": {"args": ["--kv_events_config.topic=x"]}}, "spec.decode.args", "set by the operator"),
+        ({"decode": {"args": ["x" * 65_537]}}, "spec.decode.args[0]", "may not be more than 65536"),
+        ({"decode": {"args": ["x"] * 257}}, "spec.decode.args", "must have at most 256 items"),
+        ({"decode": {"hardware": "abacus"}}, "spec.decode.hardware", "Unsupported value"),
+        ({"mode": "Both"}, "spec.mode", "Unsupported value"),
+        ({"transfer": {"leaseSeconds": 1}}, "spec.transfer.leaseSeconds", "greater than or equal to 6"),
+        ({"router": {"replicas": 0}}, "spec.router.replicas", "greater than or equal to 1"),
+        (
+            {"decode": {"template": {"metadata": {"labels": {"pdpool.io/role": "x"}}}}},
+            "spec.decode.template.metadata.labels",
+            "set by the operator",
+        ),
+        (
+            {"decode": {"template": {"metadata": {"annotations": {"pdpool.io/draining": "x"}}}}},
+            "spec.decode.template.metadata.annotations",
+            "set by the operator",
+        ),
+        (
+            {"decode": {"template": {"metadata": {"labels": {"a b": "x"}}}}},
+            "spec.decode.template.metadata.labels",
+            "a key must be a name",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_bad_pool_is_refused_at_apply(cluster: Cluster, spec: dict[str, Any], field: str, rule: str) -> None:
+    """The answer names the field and the rule (Q22), and nothing is stored."""
+    merged = {name: fields for name, fields in {**SMALLEST, **spec}.items() if fields is not None}
+    done = _kubectl(cluster, "apply", "-f", "-", text=_manifest(merged))
+    assert done.returncode != 0
+    assert field in done.stderr
+    assert rule in done.stderr
+    assert "NotFound" in _kubectl(cluster, "get", "pdp", "p").stderr
+
+
+def test_an_unknown_field_is_refused_server_side_too(cluster: Cluster) -> None:
+    """Server-side apply, as GitOps tools use it, refuses a misspelt field as well."""
+    text = _manifest({**SMALLEST, "engine": {"imgae": "x"}})
+    done = _kubectl(cluster, "apply", "--server-side", "-f", "-", text=text)
+    assert ".spec.engine.imgae" in done.stderr
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [(63, True), (64, False)])
+def test_names_are_limited(pools: Cluster, length: int, is_taken: bool) -> None:  # noqa: FBT001 - a table's column
+    """A pool's name has at most 63 characters, dots and a leading digit included."""
+    name = "1.a" + "x" * (length - 3)
+    done = _kubectl(pools, "apply", "-f", "-", text=_manifest(SMALLEST, name))
+    assert (done.returncode == 0) is is_taken
+    if not is_taken:
+        assert "metadata.name must be at most 63 characters" in done.stderr
+
+
+def test_defaults_appear_and_only_they(pools: Cluster) -> None:
+    """A small pool stores the schema's defaults; what depends on other fields stays absent, status as well."""
+    pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=_manifest(SMALLEST))
+    stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "p", "-o", "yaml"))
+    role = {"drainSeconds": 300, "parallelism": {"tensor": 1, "pipeline": 1, "data": 1}}
+    assert stored["spec"] == {
+        "model": {"id": "org/model"},
+        "mode": "Disaggregated",
+        "engine": {"name": "VLLM", "imagePullPolicy": "IfNotPresent", "startupTimeoutSeconds": 1800},
+        "transfer": {"leaseSeconds": 30, "onFailure": "Fail"},
+        "prefill": role,
+        "decode": role,
+        "router": {"drainSeconds": 600},
+    }
+    assert "status" not in stored
+
+
+def test_the_models_read_what_is_stored(pools: Cluster) -> None:
+    """Schema and models give the same defaults: a stored pool reads like its file."""
+    text = _manifest({**SMALLEST, "decode": {"parallelism": {"tensor": 2}, "args": ["-x"]}})
+    pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=text)
+    stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "p", "-o", "yaml"))
+    assert InferencePool.parse(stored, strict=True).spec == InferencePool.parse(yaml.safe_load(text)).spec
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "manifests/samples").glob("*.yaml")), ids=lambda file: file.name)
+def test_samples_are_taken_and_come_back_whole(pools: Cluster, file: Path) -> None:
+    """Nothing that a sample says is pruned."""
+    pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", str(file))
+    for written in yaml.safe_load_all(file.read_text()):
+        if written and written["kind"] == "InferencePool":
+            name = written["metadata"]["name"]
+            stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", name, "-o", "yaml"))
+            assert _contains(stored["spec"], written["spec"])
+
+
+def _contains(whole: Any, part: Any) -> bool:
+    if isinstance(part, dict):
+        return all(name in whole and _contains(whole[name], value) for name, value in part.items())
+    if isinstance(part, list):
+        return len(whole) == len(part) and all(map(_contains, whole, part))
+    return bool(whole == part)
+
+
+def test_explain_reads_well(cluster: Cluster) -> None:
+    """Each field of a role has its sentence, and core/v1 parts can be explained to the bottom."""
+    decode = cluster.kubectl("explain", "pdp.spec.decode")
+    assert "The role that makes the tokens." in decode
+    assert "<no description>" not in decode
+    assert "How long a leaving pod may finish its requests" in decode
+    assert "<string> -required-" in cluster.kubectl("explain", "pdp.spec.decode.env.valueFrom.secretKeyRef")
+
+
+def test_status_is_kept_whole_and_shown_in_columns(pools: Cluster) -> None:
+    """Every field that is written comes back (Q21), an apply of status never touches the spec, and columns show it."""
+    pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=_manifest(SMALLEST))
+    counts = RoleStatus(
+        desired_replicas=3, replicas=3, ready_replicas=2, updated_replicas=3, reason="Fixed", message="m"
+    )
+    ready = set_condition(
+        (), ConditionType.READY, "False", Reason.ROLLING_OUT, "2 of 3", generation=1, now="2026-01-01T00:00:00Z"
+    )
+    status = InferencePoolStatus(
+        observed_generation=1,
+        mode="Disaggregated",
+        revision="6d8f9c",
+        url="http://p-router",
+        decode=counts,
+        conditions=ready,
+    ).to_json()
+    body = {"apiVersion": "pdpool.io/v1alpha1", "kind": "InferencePool", "metadata": {"name": "p"}, "status": status}
+    pools.kubectl(
+        *(
+            "apply",
+            "--server-side",
+            "--subresource=status",
+            "--field-manager=pdpool",
+            f"--namespace={NAMESPACE}",
+            "-f",
+            "-",
+        ),
+        text_input=yaml.safe_dump(body),
+    )
+    stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "p", "-o", "yaml"))
+    assert stored["status"] == status
+    assert stored["metadata"]["generation"] == 1
+    header, row = pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "-o", "wide").splitlines()
+    assert header.split() == ["NAME", "MODEL", "MODE", "PREFILL", "DECODE", "READY", "REASON", "AGE", "URL", "REVISION"]
+    assert row.split()[:6] == ["p", "org/model", "Disaggregated", "2/3", "False", "RollingOut"]
+
+
+def test_pools_are_listed_by_category(cluster: Cluster) -> None:
+    """`kubectl get pdpool` lists what belongs to the product."""
+    assert _kubectl(cluster, "get", "pdpool").returncode == 0
+
+
+def test_there_is_no_scale_subresource(pools: Cluster) -> None:
+    """An external scaler patches `spec.<role>.replicas`; one scale subresource cannot serve two roles (Q24)."""
+    pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=_manifest(SMALLEST))
+    path = f"/apis/pdpool.io/v1alpha1/namespaces/{NAMESPACE}/inferencepools/p/scale"
+    assert "NotFound" in _kubectl(pools, "get", "--raw", path).stderr
+    patched = '{"spec":{"decode":{"replicas":2}}}'
+    assert _kubectl(pools, "patch", "pdp", "p", "--type=merge", "-p", patched).returncode == 0
+
+
+def test_a_very_large_variable_is_stored_or_refused_by_name(pools: Cluster) -> None:
+    """A chat template of 300,000 bytes in `env` is stored and the pool can be deleted (Q01); `args` has a limit."""
+    large = {"decode": {"env": [{"name": "TEMPLATE", "value": "x" * 300_000}]}}
+    text = _manifest({**SMALLEST, **large})
+    assert _kubectl(pools, "apply", "--server-side", "-f", "-", text=text).returncode == 0
+    assert _kubectl(pools, "delete", "pdp", "p", "--timeout=10s").returncode == 0

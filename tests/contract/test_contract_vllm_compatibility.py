@@ -1,0 +1,136 @@
+"""What prefill and decode must share: the revision's hash, and disagreements."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pdpool_api.engines import vllm
+
+if TYPE_CHECKING:
+    from conftest import MakeSpec
+
+
+SHARED: list[dict[str, Any]] = [
+    {"model": {"id": "org/other"}},
+    {"model": {"revision": "v2"}},
+    {"model": {"servedNames": ["x"]}},
+    {"engine": {"image": "e:2"}},
+    {"engine": {"args": ["--dtype=half"]}},
+    {"engine": {"args": ["--kv_cache_dtype", "fp8"]}},
+    {"engine": {"args": ["--attention-backend", "FLASHINFER"]}},
+    {"engine": {"args": ["-ac", '{"backend":"FLASHINFER"}']}},
+    {"engine": {"args": ["--block-size=64"]}},
+    {"engine": {"args": ["--disable-hybrid-kv-cache-manager"]}},
+    {"engine": {"args": ["--speculative-config.method=mtp"]}},
+    {"engine": {"args": ['--kv-transfer-config={"kv_connector_extra_config":{"backends":["LIBFABRIC"]}}']}},
+    {"engine": {"env": [{"name": "VLLM_KV_CACHE_LAYOUT", "value": "NHD"}]}},
+    {"decode": {"args": ["--dtype=half"]}},
+]
+OWN: list[dict[str, Any]] = [
+    {"decode": {"replicas": 9}},
+    {"decode": {"args": ["--max-num-seqs=8"]}},
+    {"decode": {"env": [{"name": "A", "value": "1"}]}},
+    {"engine": {"args": ["--enforce-eager"]}},
+    {"engine": {"imagePullPolicy": "Always"}},
+    {"transfer": {"leaseSeconds": 60}},
+    {"transfer": {"onFailure": "Recompute"}},
+    {"model": {"maxModelLen": 4096}},
+    {"model": {"servedNames": ["org/model"]}},
+    {"prefill": {"drainSeconds": 1}},
+    {"router": {"replicas": 3}},
+    {"engine": {"args": ["--dtype=auto"]}},
+]
+
+
+@pytest.mark.parametrize("change", SHARED, ids=repr)
+def test_a_change_of_what_is_shared_is_a_new_revision(spec: MakeSpec, change: dict[str, Any]) -> None:
+    """Fields, arguments in any spelling, and variables of the compatibility list."""
+    assert vllm.revision(spec(**change)) != vllm.revision(spec())
+
+
+@pytest.mark.parametrize("change", OWN, ids=repr)
+def test_any_other_change_keeps_the_revision(spec: MakeSpec, change: dict[str, Any]) -> None:
+    """What the roles need not share rolls one role within the revision, or nothing."""
+    assert vllm.revision(spec(**change)) == vllm.revision(spec())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["--dtype", "half"], ["--dtype=float16"]),
+        (["--kv-cache-dtype=fp8"], ["--kv_cache_dtype", "fp8_e4m3"]),
+        (["-ac.backend", "flashinfer"], ["--attention-backend=FLASHINFER"]),
+        (["--block-size=16", "--block-size=64"], ["--block_size", "64"]),
+    ],
+)
+def test_two_spellings_of_one_setting_are_one_revision(spec: MakeSpec, one: list[str], other: list[str]) -> None:
+    """Rewriting an argument without changing it rolls nothing by itself."""
+    assert vllm.revision(spec(engine={"args": one})) == vllm.revision(spec(engine={"args": other}))
+
+
+def test_a_revision_is_part_of_names_and_labels(spec: MakeSpec) -> None:
+    """Short, and valid in both."""
+    assert re.fullmatch(r"[0-9a-f]{8}", vllm.revision(spec()))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "message"),
+    [
+        (
+            {"args": ["--dtype=half"]},
+            {"args": ["--dtype=bfloat16"]},
+            '--dtype must be equal: prefill has "float16", decode has "bfloat16"',
+        ),
+        (
+            {"args": ["--kv-cache-dtype=fp8"]},
+            {},
+            '--kv-cache-dtype must be equal: prefill has "fp8_e4m3", decode has the engine\'s default',
+        ),
+        (
+            {"args": ["--block-size=32"]},
+            {"args": ["--block_size", "16"]},
+            "--block-size of decode must be a multiple of prefill's: prefill has 32, decode has 16",
+        ),
+        (
+            {"args": ["--revision=a"]},
+            {"args": ["--revision=b"]},
+            '--revision must be equal: prefill has "a", decode has "b"',
+        ),
+        (
+            {"env": [{"name": "VLLM_KV_CACHE_LAYOUT", "value": "NHD"}]},
+            {},
+            "VLLM_KV_CACHE_LAYOUT must be equal",
+        ),
+        ({"args": ["--kv-transfer-config.kv_connector=Other"]}, {}, "connector must be equal"),
+        (
+            {"args": ["--block-size=16"], "parallelism": {"tensor": 2}},
+            {"args": ["--block-size=32"]},
+            "--block-size must be equal where prefill's tensor size is the larger",
+        ),
+    ],
+)
+def test_a_disagreement_names_both_values(
+    spec: MakeSpec, prefill: dict[str, Any], decode: dict[str, Any], message: str
+) -> None:
+    """Found in the spec, also through arguments and variables, before a pod is made."""
+    (found,) = vllm.disagreements(spec(prefill=prefill, decode=decode))
+    assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({}, {}),
+        ({"args": ["--dtype=half"]}, {"args": ["--dtype", "float16"]}),
+        ({"args": ["--block-size=16"]}, {"args": ["--block-size=64"]}),
+        ({"args": ["--max-num-seqs=4"]}, {"args": ["--max-num-seqs=64"]}),
+        ({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
+        ({"args": ["--kv-transfer-config.kv_connector_extra_config.kv_lease_duration=9"]}, {}),
+    ],
+)
+def test_what_may_differ_is_no_disagreement(spec: MakeSpec, prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+    """Equal in another spelling, a larger block at decode, or a setting that is each role's own."""
+    assert vllm.disagreements(spec(prefill=prefill, decode=decode)) == ()
