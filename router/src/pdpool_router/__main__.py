@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 import uvloop
-from pdpool_api.router_config import ConfigError
 
+from pdpool_api.router_config import ConfigError
 from pdpool_router.assembly import Router
 from pdpool_router.config import Settings, settings, watch
 
@@ -69,7 +69,9 @@ async def _serve(chosen: Settings) -> None:
 
 def _log_to_stderr(chosen: Settings) -> None:
     renderer = (
-        structlog.processors.JSONRenderer() if chosen.log_format == "json" else structlog.dev.ConsoleRenderer(colors=False)
+        structlog.processors.JSONRenderer()
+        if chosen.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=False)
     )
     structlog.configure(
         processors=[

@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import random
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from pdpool_api.router_config import RouterConfig
 
 from pdpool_router.edge.admin import Admin
 from pdpool_router.edge.openai import Api
@@ -27,6 +26,9 @@ from pdpool_router.state.endpoints import Endpoints
 from pdpool_router.state.inflight import Inflight
 from pdpool_router.telemetry import Telemetry
 from pdpool_router.ticker import Ticker
+
+if TYPE_CHECKING:
+    from pdpool_api.router_config import RouterConfig
 
 _DRAIN_POLL_S: Final = 0.05
 _log = structlog.get_logger("pdpool_router")
@@ -97,7 +99,7 @@ class Router:
         self.server.shutting_down = True
         for connection in list(self.server.connections):
             connection.close_if_idle()
-        while self.server.busy:
+        while self.server.busy:  # noqa: ASYNC110 - once in a life; an event would cost every request
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:
@@ -135,4 +137,6 @@ class Router:
         # Only a router in a cluster pays for the Kubernetes client: 60 MiB and most of a second.
         from pdpool_router.feeds.pods import PodFeed  # noqa: PLC0415
 
-        self._feeding = asyncio.get_running_loop().create_task(PodFeed(config.endpoints.pods, self.endpoints.replace).run())
+        self._feeding = asyncio.get_running_loop().create_task(
+            PodFeed(config.endpoints.pods, self.endpoints.replace).run()
+        )

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
+
 from pdpool_api.names import ROUTER_ADMIN_PORT, ROUTER_API_PORT, Role
 from pdpool_api.router_config import ConfigError, RouterConfig, from_mapping, parse
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 POLL_S: Final = 1.0
+_LAST_PORT: Final = 65_535
 _log = structlog.get_logger("pdpool_router")
 
 
@@ -88,7 +92,11 @@ def _from_flags(flags: argparse.Namespace) -> RouterConfig:
         raise ConfigError("--model: required unless --config is given")
     static = [
         {"role": role.value, "url": url}
-        for role, urls in ((Role.PREFILL, flags.prefill), (Role.DECODE, flags.decode), (Role.AGGREGATED, flags.endpoint))
+        for role, urls in (
+            (Role.PREFILL, flags.prefill),
+            (Role.DECODE, flags.decode),
+            (Role.AGGREGATED, flags.endpoint),
+        )
         for url in urls
     ]
     raw: dict[str, Any] = {"model": {"servedNames": flags.model}, "endpoints": {"static": static}}
@@ -97,19 +105,25 @@ def _from_flags(flags: argparse.Namespace) -> RouterConfig:
 
 def _port(text: str) -> int:
     number = int(text)
-    if not 0 <= number <= 65_535:  # noqa: PLR2004 - the range of ports
+    if not 0 <= number <= _LAST_PORT:
         raise argparse.ArgumentTypeError(f"{number} is not between 0 and 65535")
     return number
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pdpool-router", description="One OpenAI-compatible URL before prefill and decode engines.")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML), read again when it changes")
-    parser.add_argument("--model", action="append", default=[], metavar="NAME", help="served name; the first is the primary")
+    parser = argparse.ArgumentParser(
+        prog="pdpool-router", description="One OpenAI-compatible URL before prefill and decode engines."
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="configuration file (YAML), read again when it changes"
+    )
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="NAME", help="served name; the first is the primary"
+    )
     parser.add_argument("--prefill", action="append", default=[], metavar="URL", help="a prefill engine")
     parser.add_argument("--decode", action="append", default=[], metavar="URL", help="a decode engine")
     parser.add_argument("--endpoint", action="append", default=[], metavar="URL", help="an engine that does both")
-    parser.add_argument("--host", default="0.0.0.0", help="address of both ports")  # noqa: S104 - a server's default
+    parser.add_argument("--host", default="0.0.0.0", help="address of both ports")  # noqa: S104 - a server\'s default
     parser.add_argument("--port", type=_port, default=ROUTER_API_PORT, help="API port (%(default)s); 0: any")
     parser.add_argument("--admin-port", type=_port, default=ROUTER_ADMIN_PORT, help="admin port (%(default)s); 0: any")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")

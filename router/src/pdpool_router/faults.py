@@ -12,14 +12,14 @@ Fault
     └── EngineTimedOut
 ```
 
-Boundary: names and messages that a client may see; `edge/errors.py` holds the one table that maps them to HTTP. Messages hold no
-content of a request and no address of an engine.
+Boundary: names and messages that a client may see; `edge/errors.py` holds the one table that maps them to HTTP.
+Messages hold no content of a request and no address of an engine.
 """
 
 from __future__ import annotations
 
 
-class Fault(Exception):
+class Fault(Exception):  # noqa: N818 - the tree is of faults
     """Root of the tree; its text is shown to the client."""
 
 

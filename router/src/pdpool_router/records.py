@@ -1,4 +1,4 @@
-"""The frozen records that travel through the router: a request as the scheduler sees it, endpoints, a snapshot, a decision.
+"""Frozen records: a request as the scheduler sees it, endpoints, a snapshot, a decision.
 
 Boundary: values only; no clock, no I/O, no counting. Why msgspec structs: they are made on the path of every request.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
+
 from pdpool_api.names import Role
 
 
@@ -42,6 +43,8 @@ class Request(msgspec.Struct, frozen=True):
     """Size of the body."""
     whole_reason: str = ""
     """The body's field that two legs cannot serve; empty: two legs can."""
+    revision: str | None = None
+    """What the prefill endpoint was of, once there was one: decode must be of the same."""
     failed: frozenset[str] = frozenset()
     """uids of endpoints that failed this very request."""
 

@@ -1,14 +1,16 @@
 """One coarse clock for every deadline: callbacks that run each quarter of a second.
 
-Boundary: it only calls; who is late is found by the owner of the connections, which compares plain floats. Why: a timer per read
-or per request would cost more than the request's own work.
+Boundary: it only calls; who is late is found by the owner of the connections, which compares plain floats. Why: a
+timer per read or per request would cost more than the request's own work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PERIOD_S: Final = 0.25
 

@@ -5,19 +5,22 @@ Boundary: it reads; nothing here is on the path of a request, hence a library's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
-from pdpool_api.names import ENGINE_ROLES, ROUTER_METRICS_PREFIX
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from pdpool_router.records import Endpoint
-from pdpool_router.state.endpoints import Endpoints
-from pdpool_router.telemetry import Histogram, Telemetry
+from pdpool_api.names import ENGINE_ROLES, ROUTER_METRICS_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pdpool_router.records import Endpoint
+    from pdpool_router.state.endpoints import Endpoints
+    from pdpool_router.telemetry import Histogram, Telemetry
 
 _STATES: Final = ("ready", "failing", "draining")
 
@@ -32,16 +35,30 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Every family."""
         t = self._telemetry
-        yield _counter("requests", "Requests, by model and status.", ("model", "code"), {(m, str(c)): n for (m, c), n in t.requests.items()})
-        yield _counter("retries", "Legs sent again, by what was tried again.", ("leg",), {(leg,): n for leg, n in t.retries.items()})
+        yield _counter(
+            "requests",
+            "Requests, by model and status.",
+            ("model", "code"),
+            {(m, str(c)): n for (m, c), n in t.requests.items()},
+        )
+        yield _counter(
+            "retries",
+            "Legs sent again, by what was tried again.",
+            ("leg",),
+            {(leg,): n for leg, n in t.retries.items()},
+        )
         yield _counter(
             "local_prefill",
             "Prompts computed by decode although two legs could have served them.",
             ("reason",),
             {(reason,): n for reason, n in t.local_prefills.items()},
         )
-        yield _counter("truncated_streams", "Streams that broke after a byte was forwarded.", (), {(): t.truncated_streams})
-        yield _counter("orphaned_prefills", "Prefill answers whose KV no decode engine pulled.", (), {(): t.orphaned_prefills})
+        yield _counter(
+            "truncated_streams", "Streams that broke after a byte was forwarded.", (), {(): t.truncated_streams}
+        )
+        yield _counter(
+            "orphaned_prefills", "Prefill answers whose KV no decode engine pulled.", (), {(): t.orphaned_prefills}
+        )
         yield _counter(
             "tokens",
             "Tokens, by kind.",
@@ -61,11 +78,15 @@ class Metrics(Collector):
             f"{ROUTER_METRICS_PREFIX}inflight", "Requests in flight, by endpoint.", labels=("endpoint", "role")
         )
         for endpoint in self._endpoints.with_load():
-            family.add_metric((endpoint.name, endpoint.role.value), self._endpoints.inflight.requests.get(endpoint.uid, 0))
+            family.add_metric(
+                (endpoint.name, endpoint.role.value), self._endpoints.inflight.requests.get(endpoint.uid, 0)
+            )
         return family
 
     def _states(self) -> Metric:
-        family = GaugeMetricFamily(f"{ROUTER_METRICS_PREFIX}endpoints", "Endpoints, by role and state.", labels=("role", "state"))
+        family = GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}endpoints", "Endpoints, by role and state.", labels=("role", "state")
+        )
         known = [(endpoint.role, state_of(endpoint, self._endpoints)) for endpoint in self._endpoints.all()]
         for role in ENGINE_ROLES:
             for state in _STATES:

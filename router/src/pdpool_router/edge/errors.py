@@ -1,6 +1,7 @@
 """The one table from faults to HTTP, and OpenAI's shape of an error.
 
-Boundary: bytes of bodies and events; what went wrong is `faults`. A fault that is not in the table is the router's own defect: 500.
+Boundary: bytes of bodies and events; what went wrong is `faults`. A fault that is not in the table is the router's
+own defect: 500.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One request of a client and the one answer to it.
 
-Boundary: what the layers above need to read and may write; the connection beneath orders exchanges and owns the socket. It is the
-`Sink` of the relay. An answer is begun at most once, and a break is visible as such to the client.
+Boundary: what the layers above need to read and may write; the connection beneath orders exchanges and owns the
+socket. It is the `Sink` of the relay. An answer is begun at most once, and a break is visible as such to the client.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from time import time
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import HEADER_PREFILL, HEADER_REQUEST_ID
-
 from pdpool_router.edge import errors
-from pdpool_router.faults import Fault
-from pdpool_router.forward.framing import Head
 
 if TYPE_CHECKING:
     from pdpool_router.edge.server import Connection
+    from pdpool_router.faults import Fault
+    from pdpool_router.forward.framing import Head
     from pdpool_router.forward.transport import Upstream
 
 _STATUS_LINE: Final = {

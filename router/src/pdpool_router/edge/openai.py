@@ -1,22 +1,19 @@
 """The API: which paths there are, what a request asks for, what the pool serves.
 
-Boundary: from a whole HTTP request to a `Job` and back to an answer. A path is compared byte for byte and nothing else is ever
-sent to an engine, so that no spelling reaches an engine's own routes.
+Boundary: from a whole HTTP request to a `Job` and back to an answer. A path is compared byte for byte and nothing
+else is ever sent to an engine, so that no spelling reaches an engine's own routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from time import monotonic, time
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+
 from pdpool_api.engines.vllm import legs
 from pdpool_api.names import HEADER_REQUEST_ID
-from pdpool_api.router_config import RouterConfig
-
-from pdpool_router.edge.exchange import Exchange
 from pdpool_router.edge.stack import stacked
 from pdpool_router.faults import (
     BadRequest,
@@ -28,12 +25,18 @@ from pdpool_router.faults import (
     UnknownModel,
     UnknownRoute,
 )
-from pdpool_router.flow.admission import Admission
 from pdpool_router.forward.handoff import Forwarder, Job, Outcome
 from pdpool_router.records import Request, Unplaced
 from pdpool_router.schedule.disaggregate import candidates
-from pdpool_router.state.endpoints import Endpoints
-from pdpool_router.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pdpool_api.router_config import RouterConfig
+    from pdpool_router.edge.exchange import Exchange
+    from pdpool_router.flow.admission import Admission
+    from pdpool_router.state.endpoints import Endpoints
+    from pdpool_router.telemetry import Telemetry
 
 _GET: Final = (b"GET", b"HEAD")
 _POST: Final = (b"POST",)
@@ -42,8 +45,8 @@ _ALWAYS_FORWARDED: Final = (b"content-type", b"accept", b"traceparent", b"traces
 # The engine takes orders from these, or framing would be two people's business.
 _NEVER_FORWARDED: Final = frozenset(
     {
-        b"host", b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect",
-        b"accept-encoding", b"content-encoding", b"x-data-parallel-rank", HEADER_REQUEST_ID.encode(),
+        b"host", b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"te", b"trailer", b"upgrade",
+        b"expect", b"accept-encoding", b"content-encoding", b"x-data-parallel-rank", HEADER_REQUEST_ID.encode(),
     }
 )  # fmt: skip
 _NEVER_FORWARDED_PREFIXES: Final = (b"x-prefiller-", b"x-pdpool-", b"proxy-")
@@ -61,7 +64,13 @@ class Api:
     """The application of the API port."""
 
     def __init__(
-        self, *, forwarder: Forwarder, endpoints: Endpoints, admission: Admission, telemetry: Telemetry, config: RouterConfig
+        self,
+        *,
+        forwarder: Forwarder,
+        endpoints: Endpoints,
+        admission: Admission,
+        telemetry: Telemetry,
+        config: RouterConfig,
     ) -> None:
         self._forwarder = forwarder
         self._endpoints = endpoints
@@ -88,7 +97,9 @@ class Api:
         self._forwarded = _ALWAYS_FORWARDED + tuple(
             name
             for name in (text.encode() for text in config.forward_headers)
-            if name not in _NEVER_FORWARDED and name not in _ALWAYS_FORWARDED and not name.startswith(_NEVER_FORWARDED_PREFIXES)
+            if name not in _NEVER_FORWARDED
+            and name not in _ALWAYS_FORWARDED
+            and not name.startswith(_NEVER_FORWARDED_PREFIXES)
         )
         self._admission.max_concurrent = config.limits.max_concurrent
 
@@ -137,7 +148,11 @@ class Api:
 
     async def _health(self, exchange: Exchange) -> None:
         if not self.serviceable():
-            raise ShuttingDown("The router is shutting down.") if self.shutting_down else NoEndpoint("No request could be served now.")
+            raise (
+                ShuttingDown("The router is shutting down.")
+                if self.shutting_down
+                else NoEndpoint("No request could be served now.")
+            )
         exchange.answer(200, b"{}")
 
     async def _models(self, exchange: Exchange) -> None:
@@ -160,9 +175,7 @@ class Api:
         self._admission.enter()
         try:
             whole = legs.one_engine_reason(body.fields)
-            job = Job(
-                route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or "")
-            )
+            job = Job(route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or ""))
             outcome = await self._forwarder.generate(job, exchange)
             self._finish(exchange, outcome)
         finally:

@@ -1,8 +1,9 @@
 """HTTP/1.1 towards clients: one asyncio protocol per connection, parsed by httptools (llhttp, strict).
 
 Boundary: connections, order of pipelined requests, framing, time limits on slow clients; what a request means is the
-application's. Requests of one connection are served one after the other, each by one task; a client that leaves cancels the task.
-Why not a framework: its own work per request is several times what the whole router takes (docs/architecture.md).
+application's. Requests of one connection are served one after the other, each by one task; a client that leaves
+cancels the task. Why not a framework: its own work per request is several times what the whole router takes
+(docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
@@ -27,11 +27,16 @@ from pdpool_router.faults import (
     UnsupportedCoding,
     UnsupportedVersion,
 )
-from pdpool_router.forward.transport import Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pdpool_router.forward.transport import Upstream
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 256
 MAX_PIPELINED: Final = 16
+MAX_LENGTH_DIGITS: Final = 15
 MAX_DISCARDED_BYTES: Final = 65_536
 """Up to so much of a refused body is read for the sake of the connection; a longer one ends it."""
 WRITE_BUFFER_BYTES: Final = 131_072
@@ -116,6 +121,11 @@ class Connection(asyncio.Protocol):
         """The connection ends with the present answer."""
         return self._server.shutting_down
 
+    @property
+    def busy(self) -> bool:
+        """A request is in hand."""
+        return self._busy is not None
+
     # --- the event loop's side -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
@@ -153,8 +163,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Called by the event loop; True keeps our side open.
 
-        A client that closes and one that only ends its sending look alike. While an answer is due, an interim answer tells
-        them apart: the kernel of one that has closed resets the connection.
+        A client that closes and one that only ends its sending look alike. While an answer is due, an interim answer
+        tells them apart: the kernel of one that has closed resets the connection.
         """
         self._eof = True
         self._sealed = True
@@ -197,7 +207,7 @@ class Connection(asyncio.Protocol):
                 try:
                     self._parser.feed_data(data)
                 except httptools.HttpParserUpgrade as upgrade:
-                    # No other protocol is spoken here; what follows is read as HTTP/1.1, as if it had not been asked for.
+                    # No other protocol is spoken here; what follows is read as HTTP/1.1.
                     data = data[upgrade.args[0] :]
                     if data and not self._sealed:
                         continue
@@ -250,7 +260,7 @@ class Connection(asyncio.Protocol):
         exchange.chunked = version == "1.1"
         length = headers.get(b"content-length")
         if length is not None:
-            exchange.content_length = int(length) if length.isdigit() and len(length) < 16 else -1  # noqa: PLR2004
+            exchange.content_length = int(length) if length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else -1
         exchange.refusal = self._head_fault(exchange, version) or self._server.application.screen(exchange)
         if exchange.refusal is not None:
             self._refuse_early(exchange)
@@ -268,19 +278,7 @@ class Connection(asyncio.Protocol):
             return HeadersTooLarge("The request's headers are too large.")
         if exchange.chunked and b"host" not in headers:
             return BadRequest("An HTTP/1.1 request needs a Host header.")
-        coding = headers.get(b"transfer-encoding")
-        if coding is not None:
-            if not exchange.chunked or b"content-length" in headers:
-                # Two readers could disagree about where this request ends.
-                return BadRequest("Transfer-Encoding stands beside Content-Length, or in HTTP/1.0.")
-            if coding.lower() != b"chunked":
-                return UnsupportedCoding("The only transfer coding is chunked.")
-        expectation = headers.get(b"expect")
-        if expectation is not None and exchange.chunked:
-            if expectation.lower() != b"100-continue":
-                return ExpectationFailed("The only expectation is 100-continue.")
-            exchange.expects_continue = True
-        return None
+        return _coding_fault(exchange) or _expectation_fault(exchange)
 
     def _refuse_early(self, exchange: Exchange) -> None:
         """A refused request: a short body is read and dropped; before a long one the connection ends."""
@@ -408,14 +406,14 @@ class Connection(asyncio.Protocol):
         if self._lingers_until_s:
             if now_s > self._lingers_until_s:
                 self.abort()
-            return
-        if self.writing_paused and now_s - self._paused_since_s > STALLED_WRITE_S:
+        elif self.writing_paused and now_s - self._paused_since_s > STALLED_WRITE_S:
             self.abort()
-            return
-        if self._busy is not None or self._queue:
-            if self._eof and now_s - self._probed_s >= PROBE_S:
-                self._probe()
-            return
+        elif self._busy is None and not self._queue:
+            self._check_reading(now_s)
+        elif self._eof and now_s - self._probed_s >= PROBE_S:
+            self._probe()
+
+    def _check_reading(self, now_s: float) -> None:
         silence_s = now_s - self.heard_s
         if self._current is not None:
             spent_s = now_s - self._since_s
@@ -466,7 +464,7 @@ class Server:
     @property
     def busy(self) -> int:
         """Connections with a request in hand."""
-        return sum(1 for connection in self.connections if connection._busy is not None)  # noqa: SLF001 - its own
+        return sum(1 for connection in self.connections if connection.busy)
 
     async def close(self) -> None:
         """Closes the port and every connection."""
@@ -475,6 +473,26 @@ class Server:
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)
+
+
+def _coding_fault(exchange: Exchange) -> Fault | None:
+    coding = exchange.headers.get(b"transfer-encoding")
+    if coding is None:
+        return None
+    if not exchange.chunked or b"content-length" in exchange.headers:
+        # Two readers could disagree about where this request ends.
+        return BadRequest("Transfer-Encoding stands beside Content-Length, or in HTTP/1.0.")
+    return None if coding.lower() == b"chunked" else UnsupportedCoding("The only transfer coding is chunked.")
+
+
+def _expectation_fault(exchange: Exchange) -> Fault | None:
+    expectation = exchange.headers.get(b"expect")
+    if expectation is None or not exchange.chunked:
+        return None
+    if expectation.lower() != b"100-continue":
+        return ExpectationFailed("The only expectation is 100-continue.")
+    exchange.expects_continue = True
+    return None
 
 
 def _nowhere(wire: bytes) -> None:

@@ -10,15 +10,17 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from pdpool_api.names import HEADER_REQUEST_ID
 
+from pdpool_api.names import HEADER_REQUEST_ID
 from pdpool_router.edge import errors
 from pdpool_router.edge.exchange import Exchange
 from pdpool_router.faults import Fault
-from pdpool_router.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pdpool_router.telemetry import Telemetry
 
 Handler = Callable[[Exchange], Awaitable[None]]
 Layer = Callable[[Handler], Handler]
@@ -52,8 +54,8 @@ def rescue(handler: Handler) -> Handler:
 def trace() -> Layer:
     """Before anything is counted or logged: gives the request its ids.
 
-    The engines' id is fresh, since a client's may collide with another's inside an engine; the client gets its own back, with
-    what could forge a header or a log line taken out.
+    The engines' id is fresh, since a client's may collide with another's inside an engine; the client gets its own
+    back, with what could forge a header or a log line taken out.
     """
     process = secrets.token_hex(8)
     numbers = itertools.count(1)
@@ -64,7 +66,9 @@ def trace() -> Layer:
             fresh = b"%b-%x" % (process.encode(), next(numbers))
             own = exchange.headers.get(header)
             exchange.engine_id = fresh
-            exchange.client_id = fresh if not own else (_ODD.sub(b"", own[: 2 * _MAX_CLIENT_ID])[:_MAX_CLIENT_ID] or fresh)
+            exchange.client_id = (
+                fresh if not own else (_ODD.sub(b"", own[: 2 * _MAX_CLIENT_ID])[:_MAX_CLIENT_ID] or fresh)
+            )
             await handler(exchange)
 
         return traced

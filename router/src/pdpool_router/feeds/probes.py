@@ -1,18 +1,20 @@
 """Asks engines whether they live: `GET /health` of each endpoint, those that are left out more often.
 
-Boundary: it reports to `Health` and decides nothing. Why: what `GET /health` of the router says must be true without traffic, and
-an endpoint that was left out comes back as soon as it answers.
+Boundary: it reports to `Health` and decides nothing. Why: what `GET /health` of the router says must be true without
+traffic, and an endpoint that was left out comes back as soon as it answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pdpool_router.faults import ConnectFailed, EngineFault
-from pdpool_router.records import Endpoint
-from pdpool_router.state.endpoints import Endpoints
+
+if TYPE_CHECKING:
+    from pdpool_router.records import Endpoint
+    from pdpool_router.state.endpoints import Endpoints
 
 ALL_EVERY_S: Final = 5.0
 FAILING_EVERY_S: Final = 1.0

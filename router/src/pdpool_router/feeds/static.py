@@ -5,12 +5,15 @@ Boundary: pure; the addresses were checked by the configuration's schema, here t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pdpool_api.router_config import StaticEndpoint
-
 from pdpool_router.records import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdpool_api.router_config import StaticEndpoint
 
 
 def endpoints(listed: Sequence[StaticEndpoint]) -> list[Endpoint]:

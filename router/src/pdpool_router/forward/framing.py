@@ -1,8 +1,8 @@
 """Where an engine's answer begins and ends: HTTP/1.1 response heads and chunk tracking (RFC 9112), byte exact.
 
-Boundary: pure; no sockets. Why own code: a parser that hands out payload makes the relay join and frame it again, while tracking
-lets the very bytes that were read be written on. It is strict: what two readers could understand differently is refused, since
-the next answer on the connection would begin at the wrong byte.
+Boundary: pure; no sockets. Why own code: a parser that hands out payload makes the relay join and frame it again,
+while tracking lets the very bytes that were read be written on. It is strict: what two readers could understand
+differently is refused, since the next answer on the connection would begin at the wrong byte.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ MAX_HEAD_BYTES: Final = 65_536
 _MAX_LINE_BYTES: Final = 4096
 _MAX_TRAILER_BYTES: Final = 16_384
 _MAX_SIZE_DIGITS: Final = 15
+_STATUS_DIGITS: Final = 3
+_FIRST_FINAL: Final = 200
+_BODYLESS: Final = (204, 304)  # RFC 9112, section 6.3
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROLS: Final = re.compile(rb"[\r\n\0]")
 # Hop-by-hop (RFC 9110, section 7.6.1), framing, and what the router says itself.
 _NOT_PASSED: Final = frozenset(
@@ -59,59 +63,60 @@ class Head(NamedTuple):
 
 @lru_cache(maxsize=512)  # heads of an engine's answers differ in little but the second of their date
 def parse_head(block: bytes) -> Head:
-    """The head of an answer to a POST or GET, from its status line to the line before the empty one (no final CRLF CRLF).
+    """The head of an answer to POST or GET: status line and header lines, without the last line end.
 
     Raises:
         FramingError: malformed, or framed ambiguously.
     """
     lines = block.split(b"\r\n")
-    version, _, rest = lines[0].partition(b" ")
-    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise FramingError("not an HTTP/1 status line")
-    code = rest[:3]
-    if len(code) != 3 or not code.isdigit() or rest[3:4] not in (b" ", b""):  # noqa: PLR2004 - three digits
-        raise FramingError("not an HTTP/1 status code")
-    status = int(code)
-    headers: list[tuple[bytes, bytes]] = []
-    length: bytes | None = None
-    chunked = False
-    keep_alive = version == b"HTTP/1.1"
-    content_type = b""
-    for line in lines[1:]:
-        raw_name, colon, value = line.partition(b":")
-        if not colon or not raw_name or raw_name[-1:] in b" \t" or raw_name[:1] in b" \t" or _CONTROLS.search(line):
-            raise FramingError("a malformed header line")
-        name = raw_name.lower()
-        value = value.strip(b" \t")
-        headers.append((name, value))
-        if name == b"content-length":
-            if length is not None and length != value:
-                raise FramingError("two different lengths")
-            length = value
-        elif name == b"transfer-encoding":
-            if chunked or value.lower() != b"chunked":
-                raise FramingError("a transfer coding other than chunked")
-            chunked = True
-        elif name == b"connection":
-            tokens = {token.strip(b" \t") for token in value.lower().split(b",")}
-            if b"close" in tokens:
-                keep_alive = False
-            elif b"keep-alive" in tokens:
-                keep_alive = True
-        elif name == b"content-type":
-            content_type = value.lower()
+    version, status = _status_line(lines[0])
+    headers = [_header(line) for line in lines[1:]]
+    named: dict[bytes, bytes] = {}
+    for name, value in headers:
+        named[name] = named[name] + b", " + value if name in named else value
+    framing, length = _framing(version, status, named)
+    keep_alive = framing is not Framing.CLOSE and _stays_open(named.get(b"connection", b""), version)
     passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in _NOT_PASSED])
-    if status < 200 or status in (204, 304):  # noqa: PLR2004 - RFC 9112, section 6.3: no body
-        return Head(status, tuple(headers), Framing.LENGTH, 0, keep_alive, content_type, passed)
-    if chunked:
-        if length is not None or version == b"HTTP/1.0":
-            raise FramingError("chunked, and a length or HTTP/1.0 besides")
-        return Head(status, tuple(headers), Framing.CHUNKED, 0, keep_alive, content_type, passed)
-    if length is None:
-        return Head(status, tuple(headers), Framing.CLOSE, 0, False, content_type, passed)  # noqa: FBT003 - the connection ends with the body
-    if not length.isdigit() or len(length) > _MAX_SIZE_DIGITS:
+    return Head(status, tuple(headers), framing, length, keep_alive, named.get(b"content-type", b"").lower(), passed)
+
+
+def _framing(version: bytes, status: int, named: dict[bytes, bytes]) -> tuple[Framing, int]:
+    """How the body ends (RFC 9112, section 6.3), and its length where that is told."""
+    length = named.get(b"content-length")
+    coding = named.get(b"transfer-encoding")
+    if coding is not None and (length is not None or version == b"HTTP/1.0" or coding.lower() != b"chunked"):
+        raise FramingError("a transfer coding other than chunked, or beside a length")
+    if length is not None and (not length.isdigit() or len(length) > _MAX_SIZE_DIGITS):
         raise FramingError("a malformed length")
-    return Head(status, tuple(headers), Framing.LENGTH, int(length), keep_alive, content_type, passed)
+    if status < _FIRST_FINAL or status in _BODYLESS:
+        return Framing.LENGTH, 0
+    if coding is not None:
+        return Framing.CHUNKED, 0
+    return (Framing.CLOSE, 0) if length is None else (Framing.LENGTH, int(length))
+
+
+def _status_line(line: bytes) -> tuple[bytes, int]:
+    version, _, rest = line.partition(b" ")
+    code, _, _ = rest.partition(b" ")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or len(code) != _STATUS_DIGITS or not code.isdigit():
+        raise FramingError("not an HTTP/1 status line")
+    if code < b"100" or _CONTROLS.search(line):
+        raise FramingError("not an HTTP/1 status line")
+    return version, int(code)
+
+
+def _header(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    if not colon or not _TOKEN.fullmatch(name) or _CONTROLS.search(value):
+        raise FramingError("a malformed header line")
+    return name.lower(), value.strip(b" \t")
+
+
+def _stays_open(connection: bytes, version: bytes) -> bool:
+    if not connection:
+        return version == b"HTTP/1.1"
+    tokens = {token.strip(b" \t") for token in connection.lower().split(b",")}
+    return b"close" not in tokens and (version == b"HTTP/1.1" or b"keep-alive" in tokens)
 
 
 # Where `Chunks` stands. Plain integers: comparing with an enum's member costs a method call per step.
@@ -136,7 +141,9 @@ class Chunks:
         self.at_boundary = True
         """The bytes so far end between two chunks: another chunk could stand here."""
 
-    def feed(self, wire: bytes, pos: int, pieces: list[bytes]) -> int:  # noqa: C901, PLR0912, PLR0915 - one flat loop: it runs for every read of every stream
+    def feed(  # noqa: C901, PLR0912, PLR0915 - one flat loop: it runs for every read of every stream
+        self, wire: bytes, pos: int, pieces: list[bytes]
+    ) -> int:
         """Goes on through `wire` from `pos`; the index after the body's last byte, or -1 while more is to come.
 
         Payload is appended to `pieces`.
@@ -149,8 +156,7 @@ class Chunks:
         while pos < size:
             if at == _PAYLOAD:
                 end = pos + self._left
-                if end > size:
-                    end = size
+                end = min(end, size)
                 self._left -= end - pos
                 pieces.append(wire[pos:end])
                 pos = end

@@ -1,13 +1,13 @@
 """Two legs, one request: prefill computes the prompt, decode pulls its KV and answers.
 
-Boundary: the order of legs, what is tried again and what is not, and who is blamed; bodies come from the engine's `legs`, choices
-from the policy, bytes go through `Relay`. The rules of failure in one place:
+Boundary: the order of legs, what is tried again and what is not, and who is blamed; bodies come from the engine's
+`legs`, choices from the policy, bytes go through `Relay`. The rules of failure in one place:
 
 - 4xx of either leg is the client's answer, passed on once.
-- Prefill: a connection that cannot be made or breaks, or 5xx, or a request given up: once elsewhere. Only where nothing can be
-  connected to and no other prefill is left does the configured fallback decide.
-- Decode: no connection: the same parameters once at another decode of the revision. A break, 5xx or a request given up before the
-  first byte: both legs once, on another pair.
+- Prefill: a connection that cannot be made or breaks, or 5xx, or a request given up: once elsewhere. Only where
+  nothing can be connected to and no other prefill is left does the configured fallback decide.
+- Decode: no connection: the same parameters once at another decode of the revision. A break, 5xx or a request given
+  up before the first byte: both legs once, on another pair.
 - A silent engine is 504, and nothing is tried again. Nor is it after a byte of the answer was forwarded.
 
 The parameters of one prefill answer go to one decode request only, with the very prompt they were made for.
@@ -15,15 +15,12 @@ The parameters of one prefill answer go to one decode request only, with the ver
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from pdpool_api.engines.vllm import legs
-from pdpool_api.router_config import RouterConfig
 
+from pdpool_api.engines.vllm import legs
 from pdpool_router.faults import (
     ConnectFailed,
     EngineAborted,
@@ -37,21 +34,29 @@ from pdpool_router.faults import (
     Unavailable,
 )
 from pdpool_router.forward.relay import Answer, Collector, Relay, Relayed, Sink
-from pdpool_router.forward.transport import Transport
 from pdpool_router.records import Decision, Endpoint, Request, Unplaced, Way
-from pdpool_router.schedule.interface import Policy
-from pdpool_router.state.endpoints import Endpoints
-from pdpool_router.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    import random
+
+    from pdpool_api.router_config import RouterConfig
+    from pdpool_router.forward.transport import Transport
+    from pdpool_router.schedule.interface import Policy
+    from pdpool_router.state.endpoints import Endpoints
+    from pdpool_router.telemetry import Telemetry
 
 _OK: Final = 200
 _CLIENT_ERROR: Final = 400
 _SERVER_ERROR: Final = 500
 _BUSY: Final = 503
 
-_UNPLACED: Final[dict[Unplaced, Callable[[], Unavailable]]] = {
-    Unplaced.NO_ENDPOINT: lambda: NoEndpoint("No engine is ready for this request."),
-    Unplaced.NO_PREFILL: lambda: NoPrefill("No prefill engine is ready."),
-    Unplaced.LOCAL_PREFILLS_FULL: lambda: Saturated("No prefill engine is ready, and decode computes as many prompts as it may."),
+_UNPLACED: Final[dict[Unplaced, tuple[type[Unavailable], str]]] = {
+    Unplaced.NO_ENDPOINT: (NoEndpoint, "No engine is ready for this request."),
+    Unplaced.NO_PREFILL: (NoPrefill, "No prefill engine is ready."),
+    Unplaced.LOCAL_PREFILLS_FULL: (
+        Saturated,
+        "No prefill engine is ready, and decode computes as many prompts as it may.",
+    ),
 }
 
 
@@ -90,6 +95,18 @@ class _Handed(NamedTuple):
     answered_s: float
     own_s: float
     """What the router itself took before this leg."""
+
+
+class _Leg(NamedTuple):
+    """An answering leg, ready to be sent."""
+
+    endpoint: Endpoint
+    body: bytes
+    way: Way
+    ready_s: float
+    """When all that it needs was there."""
+    own_s: float
+    """What the router itself took before that."""
 
 
 class _AnotherPair(Exception):  # noqa: N818 - a turn of the loop, not an error
@@ -152,7 +169,7 @@ class Forwarder:
         while True:
             decision = self.policy.plan(tried, whole, monotonic(), self._rng)
             if isinstance(decision, Unplaced):
-                raise _UNPLACED[decision]()
+                raise _unavailable(decision)
             endpoint = decision.endpoint
             lease = self._endpoints.inflight.reserve(endpoint)
             try:
@@ -171,11 +188,13 @@ class Forwarder:
     def _plan(self, request: Request) -> Decision:
         found = self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
         if isinstance(found, Unplaced):
-            raise _UNPLACED[found]()
+            raise _unavailable(found)
         return found
 
-    def _place(self, request: Request, revision: str, ids: Sequence[int] | None = None) -> Endpoint | None:
-        return self.policy.place(request, revision, ids, self._endpoints.snapshot(), monotonic(), self._rng)
+    def _place(self, request: Request, revision: str) -> Endpoint | None:
+        if request.revision != revision:
+            request = msgspec.structs.replace(request, revision=revision)
+        return self.policy.place(request, None, self._endpoints.snapshot(), monotonic(), self._rng)
 
     def _another_pair(self, request: Request, prefill: Endpoint | None, decode: Endpoint) -> _AnotherPair | None:
         """The request again without the pair that failed; where that leaves none, without one of the two."""
@@ -193,9 +212,7 @@ class Forwarder:
         return None
 
     # --- two legs ------------------------------------------------------------------------------------------------
-    async def _two_legs(
-        self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries
-    ) -> Outcome:
+    async def _two_legs(self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries) -> Outcome:
         prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
         if isinstance(prefilled, Answer):
             return Outcome(prefilled, Way.REMOTE)
@@ -235,7 +252,7 @@ class Forwarder:
                     raise
                 # Nothing listens at any prefill: that is what the fallback is for.
                 if isinstance(again, Unplaced):
-                    raise _UNPLACED[again]() from fault
+                    raise _unavailable(again) from fault
                 return again
             finally:
                 lease.release()
@@ -248,9 +265,8 @@ class Forwarder:
         except legs.HandoffError as fault:
             self._endpoints.health.failed(endpoint.uid)
             raise EngineMalformed("The prefill engine's answer is not valid.") from fault
-    async def _decode(
-        self, job: Job, request: Request, prefilled: _Handed, sink: Sink, retries: _Retries
-    ) -> Outcome:
+
+    async def _decode(self, job: Job, request: Request, prefilled: _Handed, sink: Sink, retries: _Retries) -> Outcome:
         handoff = prefilled.handoff
         way = Way.LOCAL if handoff.params is None else Way.REMOTE
         if handoff.params is None:
@@ -265,7 +281,8 @@ class Forwarder:
                     raise NoEndpoint("No decode engine is ready for this request.")
                 relay = Relay(sink, job.route, self._telemetry)
                 try:
-                    return await self._relay(endpoint, job, body, relay, way, prefilled, sink.arrived_s)
+                    leg = _Leg(endpoint, body, way, prefilled.answered_s, prefilled.own_s)
+                    return await self._relay(job, leg, relay, prefilled)
                 except ConnectFailed:
                     request = _without(request, endpoint)
                     if not retries.connect or self._place(request, prefilled.endpoint.revision) is None:
@@ -273,7 +290,11 @@ class Forwarder:
                     retries.connect = False
                     self._telemetry.retries["decode"] += 1
                 except EngineFault as fault:
-                    again = self._another_pair(request, prefilled.endpoint, endpoint) if _may_repeat(fault, retries) else None
+                    again = (
+                        self._another_pair(request, prefilled.endpoint, endpoint)
+                        if _may_repeat(fault, retries)
+                        else None
+                    )
                     if again is None:
                         raise
                     retries.pair = False
@@ -285,9 +306,7 @@ class Forwarder:
                 self._telemetry.orphaned_prefills += 1
 
     # --- one leg -------------------------------------------------------------------------------------------------
-    async def _one_leg(
-        self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries
-    ) -> Outcome:
+    async def _one_leg(self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries) -> Outcome:
         body = legs.decode_body(job.body, None)
         endpoint = decision.endpoint
         place = None
@@ -296,7 +315,7 @@ class Forwarder:
             place = self._endpoints.inflight.reserve_local_prefill(endpoint)
         relay = Relay(sink, job.route, self._telemetry, place.release if place is not None else None)
         try:
-            return await self._relay(endpoint, job, body, relay, decision.way, None, sink.arrived_s)
+            return await self._relay(job, _Leg(endpoint, body, decision.way, sink.arrived_s, 0.0), relay, None)
         except EngineFault as fault:
             again = self._another_pair(request, None, endpoint) if _may_repeat(fault, retries) else None
             if again is None:
@@ -308,43 +327,32 @@ class Forwarder:
             if place is not None:
                 place.release()
 
-    async def _relay(
-        self,
-        endpoint: Endpoint,
-        job: Job,
-        body: bytes,
-        relay: Relay,
-        way: Way,
-        prefilled: _Handed | None,
-        arrived_s: float,
-    ) -> Outcome:
+    async def _relay(self, job: Job, leg: _Leg, relay: Relay, prefilled: _Handed | None) -> Outcome:
         """The answering leg.
 
         Raises:
             EngineFault: nothing was forwarded.
         """
         health = self._endpoints.health
-        lease = self._endpoints.inflight.reserve(endpoint)
-        now_s = monotonic()
-        own_s = now_s - arrived_s if prefilled is None else now_s - prefilled.answered_s + prefilled.own_s
-        self._telemetry.overhead.observe(own_s)
+        lease = self._endpoints.inflight.reserve(leg.endpoint)
+        self._telemetry.overhead.observe(monotonic() - leg.ready_s + leg.own_s)
         try:
             result = await self._transport.call(
-                endpoint,
-                _request(endpoint, job.route.path, job.head, body),
+                leg.endpoint,
+                _request(leg.endpoint, job.route.path, job.head, leg.body),
                 relay,
                 connect_s=self.config.limits.connect_seconds,
                 idle_s=self.config.limits.idle_seconds,
             )
             if isinstance(result, Relayed):
                 if result.broken is not None:
-                    health.failed(endpoint.uid)
+                    health.failed(leg.endpoint.uid)
                 else:
-                    health.succeeded(endpoint.uid)
-                return Outcome(None, way, _streamed_usage(relay, job.route, prefilled))
-            return self._judged(endpoint, result, way)
+                    health.succeeded(leg.endpoint.uid)
+                return Outcome(None, leg.way, _streamed_usage(relay, job.route, prefilled))
+            return self._judged(leg.endpoint, result, leg.way)
         except EngineFault as fault:
-            health.failed(endpoint.uid, certain=isinstance(fault, ConnectFailed))
+            health.failed(leg.endpoint.uid, certain=isinstance(fault, ConnectFailed))
             raise
         finally:
             lease.release()
@@ -357,7 +365,9 @@ class Forwarder:
         if status == _OK:
             usage = legs.usage(answer.body)
             if legs.UNFINISHED.search(answer.body):
-                raise EngineAborted("The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0)
+                raise EngineAborted(
+                    "The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0
+                )
             self._endpoints.health.succeeded(endpoint.uid)
             return Outcome(answer, way, usage)
         return Outcome(answer, way)
@@ -398,6 +408,11 @@ def _request(endpoint: Endpoint, path: str, head: bytes, body: bytes) -> bytes:
         len(body),
         body,
     )
+
+
+def _unavailable(why: Unplaced) -> Unavailable:
+    kind, text = _UNPLACED[why]
+    return kind(text)
 
 
 def _without(request: Request, *endpoints: Endpoint) -> Request:

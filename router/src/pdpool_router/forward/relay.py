@@ -1,28 +1,31 @@
 """Receivers of answers: `Collector` takes one whole, `Relay` hands the decode leg's answer to the client.
 
-Boundary: from the engine's bytes to the client's `Sink`, inside the read; it neither chooses nor retries. A stream is forwarded
-byte for byte, chunk framing included, one write per read. Besides, the relay watches for what must not look like success: an
-engine that gives up, a stream without its end. Nothing is sent to the client before the first byte of the answer's body is
-there, so that until then the request can still go elsewhere.
+Boundary: from the engine's bytes to the client's `Sink`, inside the read; it neither chooses nor retries. A stream is
+forwarded byte for byte, chunk framing included, one write per read. Besides, the relay watches for what must not look
+like success: an engine that gives up, a stream without its end. Nothing is sent to the client before the first byte
+of the answer's body is there, so that until then the request can still go elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pdpool_api.engines.vllm import legs
-
 from pdpool_router.faults import EngineAborted, EngineFault, EngineMalformed, EngineReset, Fault
 from pdpool_router.forward.framing import LAST_CHUNK, Framing, Head, chunk
-from pdpool_router.forward.transport import Upstream
-from pdpool_router.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdpool_router.forward.transport import Upstream
+    from pdpool_router.telemetry import Telemetry
 
 MAX_COLLECTED_BYTES: Final = 67_108_864
 MAX_HELD_BYTES: Final = 4_194_304
 _MAX_LINE_BYTES: Final = 65_536
 _OK: Final = 200
+_BLANK_LINE: Final = (b"\n", b"\r\n")
 _ERROR_EVENT: Final = b'\ndata: {"error"'
 
 
@@ -113,7 +116,8 @@ class Collector:
 class Relay:
     """Forwards a stream to the client, or holds another answer until it is whole.
 
-    `done` results in a `Relayed`, or in an `Answer` that the caller may still replace; it fails only while nothing was forwarded.
+    `done` results in a `Relayed`, or in an `Answer` that the caller may still replace; it fails only while nothing
+    was forwarded.
     """
 
     __slots__ = (
@@ -230,7 +234,9 @@ class Relay:
     def _hold(self, payload: bytes, now_s: float) -> None:
         assert self._head is not None
         if self._began:
-            self._sink.write(payload if self._head.framing is Framing.LENGTH or not self._sink.chunked else chunk(payload))
+            self._sink.write(
+                payload if self._head.framing is Framing.LENGTH or not self._sink.chunked else chunk(payload)
+            )
             return
         self._held.append(payload)
         self._held_bytes += len(payload)
@@ -291,7 +297,7 @@ class Relay:
             if legs.STREAM_END[self._route].search(lines) or _ERROR_EVENT in lines:
                 self._ended = True
         if text.endswith(b"\n"):
-            self._at_event = text.endswith((b"\n\n", b"\r\n\r\n")) or (len(text) <= 2 and not text.strip())  # noqa: PLR2004
+            self._at_event = text.endswith((b"\n\n", b"\r\n\r\n")) or text in _BLANK_LINE
             self._carry = b""
         else:
             self._at_event = False
@@ -306,7 +312,11 @@ class Relay:
             self.done.set_exception(fault)
             return
         found = legs.UNFINISHED.search(payload)
-        whole_before = payload[: payload.rfind(b"\n\n", 0, found.start()) + 2] if found and b"\n\n" in payload[: found.start()] else b""
+        whole_before = (
+            payload[: payload.rfind(b"\n\n", 0, found.start()) + 2]
+            if found and b"\n\n" in payload[: found.start()]
+            else b""
+        )
         if found is None or not self._at_event or (self._verbatim and not self._was_aligned):
             self._cut(fault)
             return

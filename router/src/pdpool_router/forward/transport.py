@@ -1,21 +1,24 @@
 """Connections to engines: one asyncio protocol per connection, kept alive and used again per endpoint.
 
-Boundary: bytes of one request out, one answer in, told to a `Receiver` read by read; no retries but one: an idle connection that
-the engine closed just then is replaced by a fresh one, unseen by the caller. Why protocols and not streams: an answer's chunk
-costs one callback and no task switch.
+Boundary: bytes of one request out, one answer in, told to a `Receiver` read by read; no retries but one: an idle
+connection that the engine closed just then is replaced by a fresh one, unseen by the caller. Why protocols and not
+streams: an answer's chunk costs one callback and no task switch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from pdpool_router.faults import ConnectFailed, EngineFault, EngineMalformed, EngineReset, EngineTimedOut
 from pdpool_router.forward.framing import MAX_HEAD_BYTES, Chunks, Framing, FramingError, Head, parse_head
-from pdpool_router.records import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdpool_router.records import Endpoint
 
 MAX_IDLE_PER_ENDPOINT: Final = 256
 IDLE_KEPT_S: Final = 30.0
@@ -120,7 +123,7 @@ class Upstream(asyncio.Protocol):
 
     # --- the caller's side ---------------------------------------------------------------------------------------
     def send(self, request: bytes, receiver: Receiver, *, total_s: float, idle_s: float) -> None:
-        """Writes a request; its answer goes to `receiver`, within `total_s` (0: no limit) and without a silence of `idle_s`."""
+        """Writes a request; the answer goes to `receiver`, within `total_s`, without a silence of `idle_s` (0: any)."""
         now_s = monotonic()
         self._receiver = receiver
         self._head = None

@@ -1,7 +1,8 @@
 """Two legs or one: which endpoints may serve a request at all. Shared by every policy.
 
-Boundary: pure; which of the candidates is best is the policy's business. Rules: only pairs of one revision; an endpoint that
-failed this request, or that is draining, is no candidate; without a prefill the configured fallback decides.
+Boundary: pure; which of the candidates is best is the policy's business. Rules: only pairs of one revision; an
+endpoint that failed this request, or that is draining, is no candidate; without a prefill the configured fallback
+decides.
 """
 
 from __future__ import annotations
@@ -39,16 +40,15 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
     if not snapshot.local_allowed:
         return Unplaced.NO_PREFILL
     room = tuple(
-        endpoint
-        for endpoint in decode
-        if snapshot.local_prefills.get(endpoint.uid, 0) < snapshot.max_local_prefills
+        endpoint for endpoint in decode if snapshot.local_prefills.get(endpoint.uid, 0) < snapshot.max_local_prefills
     )
     return Candidates(Way.LOCAL, room, "no_prefill") if room else Unplaced.LOCAL_PREFILLS_FULL
 
 
-def partners(request: Request, revision: str, snapshot: Snapshot) -> tuple[Endpoint, ...]:
-    """Decode endpoints that may follow a prefill endpoint of `revision`; may be empty."""
+def partners(request: Request, snapshot: Snapshot) -> tuple[Endpoint, ...]:
+    """Decode endpoints that may follow the prefill endpoint; may be empty."""
     decode = usable(snapshot.decode, request)
+    revision = request.revision
     for endpoint in decode:
         if endpoint.revision != revision:
             return tuple(other for other in decode if other.revision == revision)

@@ -1,16 +1,18 @@
 """What a policy is: `plan` before the prefill leg, `place` after it.
 
-Boundary: types only. Both functions are synchronous and pure: they read a snapshot, and time and chance are arguments, so that
-the simulator runs the very same code on a virtual clock. Why two: decode is chosen when prefill has answered, on what is known
-then.
+Boundary: types only. Both functions are synchronous and pure: they read a snapshot, and time and chance are
+arguments, so that the simulator runs the very same code on a virtual clock. Why two: decode is chosen when prefill
+has answered, on what is known then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced
 
 
 class Chance(Protocol):
@@ -31,13 +33,12 @@ class Policy(Protocol):
     def place(
         self,
         request: Request,
-        revision: str,
         ids: Sequence[int] | None,
         snapshot: Snapshot,
         now_s: float,
         rng: Chance,
     ) -> Endpoint | None:
-        """The decode endpoint, of the prefill endpoint's `revision`; None where there is none.
+        """The decode endpoint, of the request's `revision`; None where there is none.
 
         `ids` are the prompt's token ids where the prefill answer told them.
         """

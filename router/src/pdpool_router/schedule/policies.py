@@ -1,17 +1,21 @@
 """The policies `LeastLoaded` and `RoundRobin`.
 
-Boundary: pure; they differ only in how they pick among candidates. Load is the router's own requests in flight, so that a burst
-spreads at once. Ties are broken by chance, else several routers would send their first requests to the same endpoint.
+Boundary: pure; they differ only in how they pick among candidates. Load is the router's own requests in flight, so
+that a burst spreads at once. Ties are broken by chance, else several routers would send their first requests to the
+same endpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced
 from pdpool_router.schedule.disaggregate import candidates, partners
-from pdpool_router.schedule.interface import Chance, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pdpool_router.schedule.interface import Chance, Policy
 
 
 class LeastLoaded:
@@ -28,7 +32,6 @@ class LeastLoaded:
     def place(
         self,
         request: Request,
-        revision: str,
         ids: Sequence[int] | None,
         snapshot: Snapshot,
         now_s: float,
@@ -36,7 +39,7 @@ class LeastLoaded:
     ) -> Endpoint | None:
         """See `Policy.place`."""
         del ids, now_s
-        found = partners(request, revision, snapshot)
+        found = partners(request, snapshot)
         return _least_loaded(found, snapshot.inflight, rng) if found else None
 
 
@@ -59,7 +62,6 @@ class RoundRobin:
     def place(
         self,
         request: Request,
-        revision: str,
         ids: Sequence[int] | None,
         snapshot: Snapshot,
         now_s: float,
@@ -67,7 +69,7 @@ class RoundRobin:
     ) -> Endpoint | None:
         """See `Policy.place`."""
         del ids, now_s, rng
-        found = partners(request, revision, snapshot)
+        found = partners(request, snapshot)
         if not found:
             return None
         self._placed += 1

@@ -1,20 +1,22 @@
 """The endpoints that exist, and the snapshot that the scheduler reads.
 
-Boundary: membership, draining, and which endpoints are left out because they fail. One writer: the feed (or the configuration)
-replaces the whole set; the forwarder reports outcomes. Why a rebuilt tuple per change: choices are far more frequent than
-changes, and a choice then costs no copy.
+Boundary: membership, draining, and which endpoints are left out because they fail. One writer: the feed (or the
+configuration) replaces the whole set; the forwarder reports outcomes. Why a rebuilt tuple per change: choices are far
+more frequent than changes, and a choice then costs no copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import Role
-
 from pdpool_router.records import Endpoint, Snapshot
 from pdpool_router.state.health import Health
-from pdpool_router.state.inflight import Inflight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pdpool_router.state.inflight import Inflight
 
 
 class Endpoints:

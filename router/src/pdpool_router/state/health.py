@@ -1,16 +1,18 @@
 """Which incarnations fail, from what requests and probes see.
 
-Boundary: counts connect errors, timeouts, breaks and 5xx (the caller says what failed); answers of 4xx never come here. An
-endpoint that fails a few times in a row is left out; it comes back when a probe succeeds or after a pause, when one request may
-try it: a pause doubles up to a bound, so that recovery is seen within 30 s.
+Boundary: counts connect errors, timeouts, breaks and 5xx (the caller says what failed); answers of 4xx never come
+here. An endpoint that fails a few times in a row is left out; it comes back when a probe succeeds or after a pause,
+when one request may try it: a pause doubles up to a bound, so that recovery is seen within 30 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FAILURES_TO_LEAVE: Final = 3
 FIRST_PAUSE_S: Final = 1.0

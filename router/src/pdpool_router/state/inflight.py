@@ -1,16 +1,19 @@
 """Requests in flight per incarnation of an endpoint.
 
-Boundary: counting; who is chosen is the scheduler's business. Why per uid: names and addresses are used again, and a new life of
-a replica must start at 0. A count is never negative and ends at 0, because the only way to change it is a `Lease` that is
-released once.
+Boundary: counting; who is chosen is the scheduler's business. Why per uid: names and addresses are used again, and a
+new life of a replica must start at 0. A count is never negative and ends at 0, because the only way to change it is a
+`Lease` that is released once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from pdpool_router.records import Endpoint
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pdpool_router.records import Endpoint
 
 
 class Lease:

@@ -1,8 +1,9 @@
 """The bodies of the two legs of one request, and what vLLM's answers say about the handoff.
 
-Boundary: pure functions from bytes to bytes. A body is `dict[str, Raw]`: only the top level is read, every value stays the
-bytes that the client sent, so that unknown fields, big integers, numbers and key order pass through untouched. Why here: field
-names and what they do to an engine are vLLM's (they were tried on real engines); the router knows legs, not fields.
+Boundary: pure functions from bytes to bytes. A body is `dict[str, Raw]`: only the top level is read, every value
+stays the bytes that the client sent, so that unknown fields, big integers, numbers and key order pass through
+untouched. Why here: field names and what they do to an engine are vLLM's (they were tried on real engines); the
+router knows legs, not fields.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def received(body: bytes) -> Body:
 
 
 def _as_the_engine_reads(body: bytes) -> Fields:
-    """Fields of a body that strict JSON refuses but Python's `json`, which the engine uses, takes (NaN, UTF-16, a BOM)."""
+    """Fields of a body that strict JSON refuses, but Python's `json`, as engines use it, takes (NaN, UTF-16)."""
     try:
         loaded = json.loads(body)
     except RecursionError as fault:
