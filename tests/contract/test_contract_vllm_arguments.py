@@ -16,7 +16,7 @@ from pdpool_api.names import Role
 from pdpool_api.pool import MAX_DATA_PARALLEL, RESERVED_FLAGS
 
 if TYPE_CHECKING:
-    from conftest import MakeSpec
+    from tests.contract.conftest import MakeSpec
 
 BOTH = pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 

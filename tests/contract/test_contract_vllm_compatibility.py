@@ -10,7 +10,7 @@ import pytest
 from pdpool_api.engines import vllm
 
 if TYPE_CHECKING:
-    from conftest import MakeSpec
+    from tests.contract.conftest import MakeSpec
 
 
 SHARED: list[dict[str, Any]] = [

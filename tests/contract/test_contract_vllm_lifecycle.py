@@ -17,7 +17,7 @@ from pdpool_api.names import Role
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conftest import MakeSpec
+    from tests.contract.conftest import MakeSpec
 
 
 class Engine(ThreadingHTTPServer):

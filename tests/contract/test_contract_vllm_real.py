@@ -1,0 +1,121 @@
+"""Our reading of vLLM's command line against vLLM's own parser."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from e2e.engine import install
+from pdpool_api.engines import vllm
+from pdpool_api.engines.vllm import flags
+from pdpool_api.names import Role
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import MakeSpec
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+
+ASK = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = make_arg_parser(FlexibleArgumentParser())
+options = {name: action.dest for action in parser._actions for name in action.option_strings}
+parsed = []
+for arguments in json.load(sys.stdin):
+    chosen = vars(parser.parse_args(arguments))
+    parsed.append({name: value if isinstance(value, (str, int, list, type(None))) else vars(value) for name, value in
+                   chosen.items() if isinstance(value, (str, int, list, type(None))) or name in
+                   ("kv_transfer_config", "kv_events_config")})
+json.dump({"options": options, "parsed": parsed}, sys.stdout, default=str)
+"""
+
+
+def _asked(command_lines: list[list[str]]) -> dict[str, Any]:
+    if not install.is_installed():
+        pytest.skip("the engine's environment is not installed (python -m e2e.engine install)")
+    done = subprocess.run(
+        [install.venv() / "bin/python", "-c", ASK],
+        input=json.dumps(command_lines),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, str]:
+    """Every option string of `vllm serve`, with where its value goes."""
+    found: dict[str, str] = _asked([])["options"]
+    return found
+
+
+def test_every_known_flag_exists(options: dict[str, str]) -> None:
+    """What we generate, or look for, the parser has."""
+    assert not flags.KNOWN - options.keys()
+
+
+def test_short_forms_mean_the_same(options: dict[str, str]) -> None:
+    """Each short form goes where its long form goes, and no known flag has another short form."""
+    assert {short: options[short] for short in flags.SHORT} == {s: options[long] for s, long in flags.SHORT.items()}
+    destinations = {options[long] for long in flags.KNOWN}
+    short = {name for name, where in options.items() if where in destinations and not name.startswith("--")}
+    assert short == flags.SHORT.keys()
+
+
+def test_no_real_flag_is_mistaken_for_a_known_one(options: dict[str, str]) -> None:
+    """A flag that is the beginning of a known one would be taken for its abbreviation; there is none."""
+    for name, where in options.items():
+        flag, negated = flags.canonical(name)
+        assert options.get(flag, where) == where
+        assert negated is (name.startswith("--no-") and flag in flags.KNOWN)
+
+
+def test_generated_arguments_are_understood(spec: MakeSpec) -> None:
+    """The real parser takes the arguments of both roles, and reads in them what the spec says."""
+    pool = spec(
+        model={"id": "/model", "servedNames": ["b", "a"], "maxModelLen": 2048, "revision": "r"},
+        engine={"args": ["--dtype", "float32", "--kv_transfer_config.kv_connector_extra_config.backends+", "UCX"]},
+        transfer={"leaseSeconds": 12, "onFailure": "Recompute"},
+        prefill={"hardware": "cpu", "parallelism": {"tensor": 2, "pipeline": 2, "data": 2}},
+        decode={"hardware": "cpu", "args": ["-tp=2"]},
+    )
+    prefill, decode = _asked([vllm.arguments(pool, role) for role in (Role.PREFILL, Role.DECODE)])["parsed"]
+    for parsed, kv_role in ((prefill, "kv_producer"), (decode, "kv_consumer")):
+        assert (parsed["model_tag"], parsed["served_model_name"]) == ("/model", ["b", "a"])
+        assert (parsed["port"], parsed["revision"], parsed["max_model_len"]) == (8000, "r", 2048)
+        assert (parsed["tensor_parallel_size"], parsed["block_size"], parsed["dtype"]) == (2, 32, "float32")
+        assert parsed["enable_prompt_tokens_details"] is True
+        assert parsed["kv_transfer_config"]["kv_role"] == kv_role
+        assert parsed["kv_transfer_config"]["kv_load_failure_policy"] == "recompute"
+        extra = {"kv_lease_duration": 12, "backends": ["UCX"]}
+        assert parsed["kv_transfer_config"]["kv_connector_extra_config"] == extra
+        assert parsed["kv_events_config"]["endpoint"] == "tcp://*:5557"
+        assert parsed["kv_events_config"]["replay_endpoint"] == "tcp://*:5657"
+    assert (prefill["shutdown_timeout"], decode["shutdown_timeout"]) == (17, 10)
+    assert (prefill["pipeline_parallel_size"], prefill["data_parallel_size"]) == (2, 2)
+
+
+def test_the_real_parser_takes_the_spellings_that_we_recognise() -> None:
+    """No spelling here is our invention."""
+    spellings = [
+        ["--tensor-parallel-size=2"],
+        ["--tensor_parallel_size", "2"],
+        ["--tensor-parallel-si", "2"],
+        ["-tp", "2"],
+        ["-tp=2"],
+    ]
+    for written, parsed in zip(spellings, _asked([["m", *each] for each in spellings])["parsed"], strict=True):
+        (found,) = flags.given(written, "args")
+        assert (found.flag, found.value) == ("--tensor-parallel-size", "2")
+        assert parsed["tensor_parallel_size"] == 2
