@@ -1,0 +1,170 @@
+"""Fixtures of the router's tests: stand-in engines, a router in this process, a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import uvloop
+
+from e2e.cluster.fixtures import control_plane
+from e2e.engine.standin import Standin
+from pdpool_api.router_config import RouterConfig, from_mapping
+from pdpool_router.assembly import Router
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+__all__ = ["control_plane"]
+
+PROMPT = "the quick brown fox jumps over the lazy dog "
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the router runs on."""
+    del config, item
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@dataclass
+class Site:
+    """A router between stand-in engines and a client."""
+
+    router: Router
+    client: httpx.AsyncClient
+    prefill: list[Standin]
+    decode: list[Standin]
+    aggregated: list[Standin] = field(default_factory=list)
+
+    @property
+    def p(self) -> Standin:
+        return self.prefill[0]
+
+    @property
+    def d(self) -> Standin:
+        return self.decode[0]
+
+    @property
+    def engines(self) -> list[Standin]:
+        return [*self.prefill, *self.decode, *self.aggregated]
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.client.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT, "max_tokens": 4, **body})
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's series with at least these labels; 0 where there is none."""
+        text = (await self.client.get(f"http://127.0.0.1:{self.router.admin_port}/metrics")).text
+        total = 0.0
+        for line in text.splitlines():
+            found = re.match(rf"pdpool_router_{name}(?:\{{(.*)\}})? (\S+)$", line)
+            if found and all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
+                total += float(found[2])
+        return total
+
+    async def idle(self) -> None:
+        """Waits until nothing is in flight."""
+        await eventually(lambda: not self.router.endpoints.inflight.requests)
+
+
+MakeSite = "Callable[..., Awaitable[Site]]"
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Callable[..., Awaitable[Site]]]:
+    """Makes a site: so many engines of each role, and sections laid over the configuration."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(
+            prefill: int = 1, decode: int = 1, aggregated: int = 0, *, engine: dict[str, Any] | None = None, **over: Any
+        ) -> Site:
+            groups: dict[str, list[Standin]] = {}
+            for role, count in (("prefill", prefill), ("decode", decode), ("aggregated", aggregated)):
+                groups[role] = [
+                    await stack.enter_async_context(Standin(role, **(engine or {})))  # type: ignore[arg-type]
+                    for _ in range(count)
+                ]
+            static = [{"role": role, "url": one.url} for role, group in groups.items() for one in group]
+            router = await stack.enter_async_context(running(config(static, **over)))
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}", timeout=20)
+            )
+            return Site(router, client, groups["prefill"], groups["decode"], groups["aggregated"])
+
+        yield make
+
+
+def config(static: list[dict[str, Any]], **over: Any) -> RouterConfig:
+    return from_mapping({"model": {"servedNames": ["tiny"]}, "endpoints": {"static": static}, **over})
+
+
+@contextlib.asynccontextmanager
+async def running(settings: RouterConfig) -> AsyncIterator[Router]:
+    """A router on loopback, on any free ports."""
+    router = Router(settings, rng=random.Random(7))
+    await router.start("127.0.0.1", 0, 0)
+    try:
+        yield router
+    finally:
+        await router.close()
+
+
+async def eventually(holds: Callable[[], bool], *, within_s: float = 5.0) -> None:
+    """Waits until something holds.
+
+    Raises:
+        AssertionError: it does not in time.
+    """
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, "it did not come to hold in time"
+        await asyncio.sleep(0.01)
+
+
+class RawClient:
+    """A client that writes and reads bytes as the test says."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, port: int) -> RawClient:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def head(self) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """One answer that tells its length."""
+        head = await self.head()
+        length = re.search(rb"content-length: (\d+)", head)
+        assert length is not None, head
+        return head, await asyncio.wait_for(self.reader.readexactly(int(length[1])), 5)
+
+    async def rest(self) -> bytes:
+        """Everything until the router ends the connection."""
+        return await asyncio.wait_for(self.reader.read(), 10)
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+def raw_post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: router", f"content-length: {len(body)}", "content-type: application/json", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
