@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 from e2e.cluster import binaries
@@ -15,6 +16,7 @@ from e2e.cluster.commands import run, succeeds
 from e2e.cluster.debian import program
 from e2e.cluster.layout import NODE_NAME, Layout
 from e2e.cluster.pki import Authority, Identity, certificate_kubeconfig, token_kubeconfig
+from e2e.cluster.progress import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,9 +85,11 @@ class Cluster:
         return self._write(document, path, f"service-account-{namespace}-{name}")
 
     def import_image(self, archive: Path) -> list[str]:
-        """Bring the images of an OCI archive into the node; their names."""
-        answer = run([*self._ctr, "images", "import", str(archive)], timeout_s=IMPORT_TIMEOUT_S)
-        return [line.split()[1] for line in answer.splitlines() if line.startswith("unpacking ")]
+        """Bring the images of an OCI archive into the node, unless it has these very images; their names."""
+        listed = _listed_images(archive)
+        if not listed.items() <= self._image_digests().items():
+            run([*self._ctr, "images", "import", str(archive)], timeout_s=IMPORT_TIMEOUT_S)
+        return list(listed)
 
     def images(self) -> list[str]:
         """The names of the images the node has."""
@@ -114,6 +118,10 @@ class Cluster:
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
         return ready and not node["spec"].get("taints")
 
+    def _image_digests(self) -> dict[str, str]:
+        lines = run([*self._ctr, "images", "list"]).splitlines()[1:]
+        return {name: digest for name, _, digest, *_ in (line.split() for line in lines)}
+
     @property
     def _ctr(self) -> list[str]:
         return [program("ctr"), "--address", str(self.layout.containerd_socket), "--namespace", IMAGE_NAMESPACE]
@@ -123,3 +131,14 @@ class Cluster:
         target.touch(mode=0o600)
         target.write_text(document)
         return target
+
+
+def _listed_images(archive: Path) -> dict[str, str]:
+    """Names and digests of the images in an OCI archive; raises `ClusterError` if it is none."""
+    try:
+        with tarfile.open(archive) as tar:
+            stream = tar.extractfile("index.json")
+            index = json.load(stream) if stream is not None else {}
+        return {one["annotations"]["io.containerd.image.name"]: one["digest"] for one in index["manifests"]}
+    except (OSError, KeyError, ValueError, tarfile.TarError) as fault:
+        raise ClusterError(f"{archive}: not an OCI archive with named images: {fault}") from fault

@@ -33,6 +33,7 @@ def archive(progress: Progress) -> Path:
         debian.ensure(COMPILER_PACKAGES, progress)
         with progress.step(f"image {NAME}"):
             _build(target)
+        oci.remove_others(images_root(), "pause-", target)
     return target
 
 
