@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdpool_api.engines import vllm
+from pdpool_api.engines import engine, vllm
 from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.version import has_flag
 from pdpool_api.names import Role
@@ -294,3 +294,8 @@ def test_an_old_engine_is_named(spec: MakeSpec) -> None:
     message = vllm.unsupported_version(spec(engine={"version": "0.29.1"}))
     assert message == "spec.engine.version: vLLM 0.29.1 is older than 0.30, the oldest supported version"
     assert vllm.unsupported_version(spec(engine={"version": "0.30.0"})) is None
+
+
+def test_an_engine_is_found_by_its_name(spec: MakeSpec) -> None:
+    """Nothing outside the package of an engine needs its name."""
+    assert engine(spec()).arguments(spec(), Role.DECODE) == vllm.arguments(spec(), Role.DECODE)
