@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self, TYPE_CHECKING
+from typing import ClassVar, Literal, Self, TYPE_CHECKING
 
 import httpx
 
@@ -175,6 +175,7 @@ class RealEngine:
     extra: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    needs_install: ClassVar[bool] = True
 
     @property
     def url(self) -> str:
@@ -186,18 +187,29 @@ class RealEngine:
         """The log of this engine."""
         return install.engine_root() / "logs" / f"{self.role}-{self.ports.http}.log"
 
+    def command(self) -> list[str]:
+        """The whole command line."""
+        arguments = serve_arguments(self.role, self.ports, lease_s=self.lease_s, on_failure=self.on_failure)
+        return [*self.program(), "serve", str(model.folder()), *arguments, *self.extra]
+
+    def program(self) -> list[str]:
+        """What runs."""
+        return [str(install.venv() / "bin" / "vllm")]
+
+    def variables(self) -> dict[str, str]:
+        """The environment."""
+        return environment(self.ports) | dict(self.env)
+
     def start(self) -> None:
         """Start the process; call it in a thread that outlives the engine (the engine ends with that thread)."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = serve_arguments(self.role, self.ports, lease_s=self.lease_s, on_failure=self.on_failure)
-        command = [str(install.venv() / "bin" / "vllm"), "serve", str(model.folder()), *arguments, *self.extra]
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
-                command,
+                self.command(),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=environment(self.ports) | dict(self.env),
+                env=self.variables(),
                 start_new_session=True,
                 preexec_fn=_die_with_owner,
             )
@@ -265,8 +277,9 @@ class EngineSet:
 
     def start(self) -> None:
         """Install what is missing, start all, wait until all are healthy; on failure all are ended."""
-        install.install(self._progress)
-        model.make(self._progress)
+        if any(engine.needs_install for engine in self.engines):
+            install.install(self._progress)
+            model.make(self._progress)
         end_leftovers(self._progress)
         try:
             with self._progress.step(f"{len(self.engines)} engines"):

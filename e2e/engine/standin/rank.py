@@ -447,9 +447,11 @@ class Rank:
             async for piece in self._decode(sequence, outcome, rule, whole=whole):
                 yield piece
         except asyncio.CancelledError:
-            outcome.finish_reason = outcome.finish_reason or "abort"
             if not sequence.aborted:
+                # The client left: vLLM counts no finish reason then.
+                outcome.finish_reason = None
                 raise
+            outcome.finish_reason = "abort"
             # Aborted by the engine itself, as at shutdown: the request ends in order.
             task = asyncio.current_task()
             assert task is not None
@@ -508,12 +510,13 @@ class Rank:
             if outcome.finish_reason:
                 self.metrics.add("request_success_total", 1, outcome.finish_reason)
             return
-        reason = outcome.finish_reason or "abort"
+        reason = outcome.finish_reason
         if job_wants_lease(sequence.job) and reason in {"stop", "length"} and self._config.pulls:
             outcome.transfer = self._lease(sequence, outcome)
         else:
             self.pool.release(sequence.blocks)
-        self.metrics.add("request_success_total", 1, reason)
+        if reason is not None:
+            self.metrics.add("request_success_total", 1, reason)
         self.metrics.observe("e2e_request_latency_seconds", self._clock.now() - arrived_s)
         self._leave()
 

@@ -204,7 +204,7 @@ class Reader:
         asked.logprobs = body.get("logprobs") is not None
         bypass = body.get("prompt_logprobs") is not None or (asked.echo and asked.logprobs)
         for index, prompt in enumerate(prompts):
-            most = limit(body, ("max_tokens",), tokens.count(prompt), self._config) if "max_tokens" in body else 16
+            most = limit({"max_tokens": 16, **body}, ("max_tokens",), tokens.count(prompt), self._config)
             job_id = f"{request_id}-{index}"
             asked.jobs += self._jobs(
                 body, job_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass

@@ -1,0 +1,69 @@
+"""Which engine the exchanges run on: `--engine=standin` (the default) or `--engine=real`, one set for the whole run."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.register_assert_rewrite("e2e.engine.exchanges")
+
+from e2e.engine import model
+from e2e.engine.exchanges import Pair, Target
+from e2e.engine.real import EngineSet, RealEngine
+from e2e.engine.standin.process import StandinProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LEASE_S = 6
+# Slow enough that a request can be met while it runs.
+STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.002}}'}
+EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--shutdown-timeout", "20")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine", choices=["standin", "real"], default="standin", help="what the exchanges run on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ends_engine(order): ends its engine, so it runs after all others, in this order")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def order(item: pytest.Item) -> int:
+        mark = item.get_closest_marker("ends_engine")
+        return -1 if mark is None else int(mark.args[0])
+
+    items.sort(key=order)
+
+
+def _target(engine: RealEngine, adapter: Path) -> Target:
+    process = engine.process
+    assert process is not None
+    return Target(
+        url=engine.url,
+        events=f"tcp://127.0.0.1:{engine.ports.events}",
+        replay=f"tcp://127.0.0.1:{engine.ports.replay}",
+        terminate=engine.terminate,
+        has_ended=lambda: process.poll() is not None,
+        adapter=str(adapter),
+    )
+
+
+@pytest.fixture(scope="session")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    real = request.config.getoption("--engine", default="standin") == "real"
+    kind = RealEngine if real else StandinProcess
+    adapter = model.folder() / "adapter" if real else tmp_path_factory.mktemp("adapter")
+    env = {} if real else STANDIN
+    prefill = kind("prefill", extra=EXTRA, lease_s=LEASE_S, on_failure="recompute", env=env)
+    decode = kind("decode", extra=EXTRA, lease_s=LEASE_S, env=env)
+    with EngineSet([prefill, decode]):
+        pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()))
+        yield pair
+        pair.close()
