@@ -8,7 +8,7 @@ are.
 Errors::
 
     ApiError
-    ├── UnreachableError   no answer, a server fault, or still 429 after retries: try again later
+    ├── UnreachableError   no (whole) answer, a server fault, or still 429 after retries: try again later
     ├── NotFoundError      404: the object, or its kind, is not there
     ├── ConflictError      409: somebody else was faster, or owns it
     ├── ForbiddenError     401 or 403
@@ -310,8 +310,11 @@ def _retry_after_s(header: str | None) -> float:
 
 async def _result(call: str, status: int, answer: bytes) -> Any:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-        # A list of thousands of objects would otherwise hold up leases and probes while it is decoded.
-        return await asyncio.to_thread(json.loads, answer) if len(answer) > _BIG_BODY_BYTES else json.loads(answer)
+        try:
+            # A list of thousands of objects would otherwise hold up leases and probes while it is decoded.
+            return await asyncio.to_thread(json.loads, answer) if len(answer) > _BIG_BODY_BYTES else json.loads(answer)
+        except ValueError as fault:  # something between us and the API server cut or changed it
+            raise UnreachableError(f"{call}: {status} with a body that is no JSON", status) from fault
     raise error_of(call, status, answer)
 
 

@@ -4,10 +4,10 @@ Boundary: runs one coroutine while this process leads; knows nothing of pools. P
 client library's elector acts on through a silent network (its deadline is checked only between requests). Here the
 deadline is kept by a clock that nobody has to answer:
 
-- the Lease expires for others `EXPIRE_S` after they last saw it change, by their own monotonic clock (wall clocks
+- the Lease expires for others `expire_s` after they last saw it change, by their own monotonic clock (wall clocks
   differ);
-- the leader is stopped `STEP_DOWN_S` after the *start* of its last good renewal. As `STEP_DOWN_S` plus a request's
-  time-out is less than `EXPIRE_S`, two never act at once;
+- the leader is stopped `step_down_s` after the *start* of its last good renewal. As that plus a request's time-out is
+  less than `expire_s`, two never act at once;
 - a clean stop gives the Lease back, so that the successor need not wait.
 """
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -27,24 +28,37 @@ from pdpool_operator.records import LEASES, Json
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-RETRY_S: Final = 3.0
-EXPIRE_S: Final = 30.0
-STEP_DOWN_S: Final = 20.0
-STEP_TIMEOUT_S: Final = 5.0
-
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The periods of an election; `step_down_s + step_timeout_s` must stay below `expire_s`."""
+
+    retry_s: float = 3.0
+    expire_s: float = 30.0
+    step_down_s: float = 20.0
+    step_timeout_s: float = 5.0
 
 
 class Election:
     """One candidate for one Lease."""
 
     def __init__(
-        self, kube: Kube, namespace: str, name: str, identity: str, *, clock: Callable[[], float] = time.monotonic
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        timing: Timing = Timing(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._name = name
         self._identity = identity
+        self._timing = timing
         self._clock = clock
         self._seen: tuple[Any, ...] = ()
         self._seen_at = clock()
@@ -70,7 +84,7 @@ class Election:
 
     async def _acquire(self) -> None:
         while not await self._step():  # noqa: ASYNC110 - the API server is asked, no event tells
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._timing.retry_s)
 
     async def _hold(self, act: Callable[[], Awaitable[None]]) -> bool:
         """Runs `act` until it ends (True) or the Lease is lost (False)."""
@@ -94,19 +108,19 @@ class Election:
 
     async def _renewed_or_silent(self) -> bool:
         """One renewal after a pause; False when somebody else was seen to hold the Lease."""
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(self._timing.retry_s)
         return await self._step() or not self._seen or self._seen[0] == self._identity
 
     async def _deadline(self) -> None:
         """Ends when the last good renewal is too long ago, whatever requests are waiting for."""
-        while (left_s := self._good_at + STEP_DOWN_S - self._clock()) > 0:  # noqa: ASYNC110 - a clock, not an event
+        while (left_s := self._good_at + self._timing.step_down_s - self._clock()) > 0:  # noqa: ASYNC110 - a clock, not an event
             await asyncio.sleep(left_s)
 
     async def _step(self) -> bool:
         """Takes or renews the Lease if that is allowed; True when this process holds it now."""
         began = self._clock()
         try:
-            async with asyncio.timeout(STEP_TIMEOUT_S):
+            async with asyncio.timeout(self._timing.step_timeout_s):
                 held = await self._take(began)
         except (ApiError, TimeoutError) as fault:
             _log.debug("lease step failed", fault=str(fault))
@@ -129,7 +143,7 @@ class Election:
         self._note(lease, now)
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._identity) and now - self._seen_at < EXPIRE_S:
+        if holder not in ("", self._identity) and now - self._seen_at < self._timing.expire_s:
             return False
         # The object that was read goes back: its resourceVersion makes one of two candidates lose.
         self._note(await self._kube.replace(LEASES, self._namespace, {**lease, "spec": self._record(spec)}), now)
@@ -146,7 +160,7 @@ class Election:
         kept = before.get("holderIdentity") == self._identity
         return {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": int(EXPIRE_S),
+            "leaseDurationSeconds": int(self._timing.expire_s),
             "renewTime": stamp,
             "acquireTime": before.get("acquireTime", stamp) if kept else stamp,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (not kept),
@@ -155,7 +169,7 @@ class Election:
     async def _release(self) -> None:
         """Gives the Lease back if it is still ours; best effort, bounded."""
         with contextlib.suppress(ApiError, TimeoutError):
-            async with asyncio.timeout(STEP_TIMEOUT_S):
+            async with asyncio.timeout(self._timing.step_timeout_s):
                 lease = await self._kube.get(LEASES, self._namespace, self._name)
                 if lease and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
                     spec = {**lease["spec"], "holderIdentity": ""}

@@ -27,6 +27,8 @@ LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
 CONFLICT_S: Final = 15.0
 """Objects of others are not watched: a conflict is looked at again by the clock."""
+CHANGED_S: Final = 1.0
+"""The pool changed while it was looked at: its event wakes it, and this is for the case that the event is lost."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,11 +53,8 @@ async def reconcile(ref: PoolRef, cluster: Cluster, writer: Writer, images: Imag
     reported = await writer.report(observed, status(observed, plan, outcome, now=now))
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
-    waits = bool(outcome.conflicts or outcome.refused)
-    return Result(
-        look_again_s=CONFLICT_S if waits else LOOK_AGAIN_S,
-        clean=reported and not outcome.failed,
-    )
+    look_again_s = CONFLICT_S if outcome.conflicts or outcome.refused else LOOK_AGAIN_S
+    return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 
 def next_plan(observed: Observed, images: Images) -> Plan:

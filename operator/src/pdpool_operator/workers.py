@@ -16,6 +16,7 @@ import structlog
 
 from pdpool_operator import telemetry
 from pdpool_operator.apply import Writer
+from pdpool_operator.kube import ApiError
 from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ class Workers:
         try:
             with telemetry.RECONCILE_SECONDS.time():
                 result = await reconcile(ref, self._cluster, writer, self._images)
+        except ApiError as fault:
+            _log.warning("reconcile failed", pool=str(ref), fault=str(fault))
+            telemetry.RECONCILE_ERRORS.inc()
+            return None
         except Exception:  # noqa: BLE001 - one pool's fault must not end the task of it, nor of any other
             _log.exception("reconcile failed", pool=str(ref))
             telemetry.RECONCILE_ERRORS.inc()

@@ -1,0 +1,228 @@
+"""What the API tests of the operator stand on: a client of their own, the operator as a process, pools as values.
+
+Boundary: knows Kubernetes and the public contract; of the operator it knows its command line only.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import yaml
+
+from pdpool_api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+CHILD_PATHS = {
+    "deployments": "/apis/apps/v1",
+    "services": "/api/v1",
+    "configmaps": "/api/v1",
+    "serviceaccounts": "/api/v1",
+    "roles": "/apis/rbac.authorization.k8s.io/v1",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
+}
+PATHS = {**CHILD_PATHS, "pods": "/api/v1", "secrets": "/api/v1", "inferencepools": f"/apis/{names.API_VERSION}"}
+SETTLE_S = 60.0
+
+
+def eventually(look: Callable[[], T], *, timeout_s: float = SETTLE_S, every_s: float = 0.2) -> T:
+    """What `look` returns once it asserts nothing wrong any more; its own error when that does not come in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return look()
+        except (AssertionError, KeyError, IndexError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(every_s)
+
+
+class Api:
+    """The API server as its administrator sees it; raw JSON."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        context = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority").decode())
+        certificate, key = kubeconfig.with_suffix(".crt-test"), kubeconfig.with_suffix(".key-test")
+        certificate.write_bytes(_pem(user, "client-certificate"))
+        key.write_bytes(_pem(user, "client-key"))
+        context.load_cert_chain(certificate, key)
+        self.server = str(cluster["server"])
+        self.context = context
+        self._http = httpx.Client(base_url=self.server, verify=context, timeout=30)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> Any:
+        """The answer's JSON; an answer that is no success raises `httpx.HTTPStatusError`."""
+        answer = self._http.request(method, path, json=body, headers={"Content-Type": content_type})
+        if answer.is_error:
+            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
+        return answer.json()
+
+    def path(self, kind: str, namespace: str, name: str = "") -> str:
+        return f"{PATHS[kind]}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
+
+    def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        try:
+            found: Json = self.request("GET", self.path(kind, namespace, name))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                return None
+            raise
+        return found
+
+    def items(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
+        query = f"?labelSelector={selector}" if selector else ""
+        found: list[Json] = self.request("GET", self.path(kind, namespace) + query)["items"]
+        return found
+
+    def create(self, kind: str, namespace: str, body: Json) -> Json:
+        stored: Json = self.request("POST", self.path(kind, namespace), body)
+        return stored
+
+    def apply(self, kind: str, namespace: str, body: Json, *, manager: str = "tests") -> Json:
+        """Server-side apply, forced, as another field manager than the operator."""
+        path = f"{self.path(kind, namespace, body['metadata']['name'])}?fieldManager={manager}&force=true"
+        stored: Json = self.request("PATCH", path, body, content_type="application/apply-patch+yaml")
+        return stored
+
+    def merge(self, kind: str, namespace: str, name: str, patch: Json, *, subresource: str = "") -> Json:
+        path = self.path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
+        stored: Json = self.request("PATCH", path, patch, content_type="application/merge-patch+json")
+        return stored
+
+    def delete(self, kind: str, namespace: str, name: str, *, propagation: str = "Background") -> None:
+        self.request("DELETE", self.path(kind, namespace, name), {"propagationPolicy": propagation})
+
+    def children(self, namespace: str) -> dict[str, Json]:
+        """Every object of a child's kind that a pool of this group owns, by `plural/name`."""
+        found: dict[str, Json] = {
+            f"{kind}/{each['metadata']['name']}": each
+            for kind in CHILD_PATHS
+            for each in self.items(kind, namespace)
+            if any(
+                owner["kind"] == names.KIND and owner["apiVersion"].startswith(f"{names.GROUP}/")
+                for owner in each["metadata"].get("ownerReferences", ())
+            )
+        }
+        return found
+
+    def make_ready(self, namespace: str, selector: str) -> None:
+        """Says of pods that they run and are ready, as a kubelet would."""
+        for pod in self.items("pods", namespace, selector):
+            self.set_ready(namespace, pod["metadata"]["name"], ready=True)
+
+    def set_ready(self, namespace: str, pod: str, *, ready: bool) -> None:
+        word = "True" if ready else "False"
+        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        container = {"name": "x", "image": "x", "imageID": "x", "ready": ready, "restartCount": 0, "started": True}
+        status = {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": word, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            "containerStatuses": [{**container, "state": state}],
+        }
+        self.merge("pods", namespace, pod, {"status": status}, subresource="status")
+
+
+def pool(name: str, namespace: str, **spec: Any) -> Json:
+    """A small valid pool; `spec` replaces whole members of its spec."""
+    whole: Json = {"model": {"id": "/models/tiny"}, "prefill": {"hardware": "cpu"}, "decode": {"hardware": "cpu"}}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {**whole, **spec},
+    }
+
+
+def condition(of_pool: Json, kind: str) -> Json:
+    """One condition of a pool; KeyError when it is not there."""
+    found: Json = {each["type"]: each for each in of_pool["status"]["conditions"]}[kind]
+    return found
+
+
+class Operator:
+    """One `pdpool-operator` process."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *arguments: str, namespace: str | None = None) -> None:
+        self.port = free_port()
+        self.log = log
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        environment.pop("POD_NAMESPACE", None)
+        if namespace:
+            environment["POD_NAMESPACE"] = namespace
+        # One process, so that a signal reaches the operator itself.
+        command = [sys.executable, "-m", "pdpool_operator", f"--port={self.port}", "--log-level=debug", *arguments]
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5)
+
+    def metric(self, name: str) -> float:
+        """A metric without labels; KeyError when it is not there."""
+        lines = dict(line.rsplit(" ", 1) for line in self.answer("/metrics").text.splitlines() if line[:1] != "#")
+        return float(lines[name])
+
+    def wait_ready(self) -> Operator:
+        def look() -> None:
+            assert self.running, f"the operator ended: {self.log.read_text()[-2000:]}"
+            with contextlib.suppress(httpx.TransportError):
+                assert self.answer("/readyz").status_code == httpx.codes.OK
+                return
+            raise AssertionError("no answer yet")
+
+        eventually(look)
+        return self
+
+    def stop(self) -> int:
+        """Asks it to end; its exit status."""
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=30)
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _pem(holder: Json, field: str) -> bytes:
+    if f"{field}-data" in holder:
+        return base64.b64decode(holder[f"{field}-data"])
+    return Path(holder[field]).read_bytes()
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
