@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from hypothesis import given
@@ -71,3 +72,11 @@ def test_reasons_are_camel_case() -> None:
     """The API's own form for reasons; each is documented where it is defined."""
     assert all(re.fullmatch(r"([A-Z][a-z]+)+", reason.value) for reason in Reason)
     assert all(kind.value == kind for kind in ConditionType)
+
+
+def test_every_type_and_reason_is_documented_for_users() -> None:
+    """`docs/conditions.md` lists exactly what the code knows."""
+    page = (Path(__file__).parents[2] / "docs/conditions.md").read_text()
+    types, reasons = page.split("## Reasons")
+    assert re.findall(r"^\| `(\w+)`", types, re.MULTILINE) == [kind.value for kind in ConditionType]
+    assert re.findall(r"^\| `(\w+)`", reasons, re.MULTILINE) == [reason.value for reason in Reason]
