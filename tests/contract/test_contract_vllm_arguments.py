@@ -32,7 +32,7 @@ def _transfer(items: list[str]) -> Any:
 
 @BOTH
 def test_arguments_of_a_small_pool(spec: MakeSpec, role: Role) -> None:
-    """The model first, then everything that a pool rests on, each once."""
+    """The model first, then everything that a pool rests on, each once (Q90)."""
     kv_role, shutdown_s = {Role.PREFILL: ("kv_producer", "35"), Role.DECODE: ("kv_consumer", "10")}[role]
     assert vllm.arguments(spec(), role) == [
         "org/model",
@@ -69,7 +69,7 @@ def test_parallelism_is_given_where_it_is_more_than_one(spec: MakeSpec) -> None:
 
 
 def test_transfer_settings_are_written_out(spec: MakeSpec) -> None:
-    """Policy and lease never rest on the engine's own defaults."""
+    """Policy and lease never rest on the engine's own defaults (Q90, Q92)."""
     pool = spec(transfer={"onFailure": "Recompute", "leaseSeconds": 12})
     config = _transfer(vllm.arguments(pool, Role.DECODE))
     assert config["kv_load_failure_policy"] == "recompute"
@@ -143,6 +143,20 @@ def test_a_transfer_config_is_merged_and_stands_once(spec: MakeSpec) -> None:
     assert _transfer(vllm.arguments(pool, Role.PREFILL))["kv_role"] == "kv_producer"
 
 
+def test_an_engine_id_is_made_unique(spec: MakeSpec) -> None:
+    """Pods of a role come from one template: a constant id would make them one engine to their peers (Q90)."""
+    pool = spec(decode={"replicas": 2, "args": ["--kv-transfer-config.engine_id=mine"]})
+    assert _transfer(vllm.arguments(pool, Role.DECODE))["engine_id"] == "mine-$(PDPOOL_POD_NAME)"
+    by_name = {each["name"]: each for each in vllm.environment(pool, Role.DECODE)}
+    assert by_name["PDPOOL_POD_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+
+
+def test_arguments_are_not_contradicted(spec: MakeSpec) -> None:
+    """A choice about the hybrid cache stays the author's, and nothing generated speaks against it (Q99)."""
+    items = vllm.arguments(spec(engine={"args": ["--no-disable-hybrid-kv-cache-manager"]}), Role.PREFILL)
+    assert [item for item in items if "hybrid" in item] == ["--no-disable-hybrid-kv-cache-manager"]
+
+
 def test_a_broken_transfer_config_is_named(spec: MakeSpec) -> None:
     """The error says which argument it is about."""
     pool = spec(decode={"args": ["--seed=1", "--kv-transfer-config", "{"]})
@@ -211,7 +225,7 @@ def test_arguments_hold_for_any_text(spec: MakeSpec, items: list[str]) -> None:
 
 @BOTH
 def test_environment_of_a_small_pool(spec: MakeSpec, role: Role) -> None:
-    """Peers pull from the pod's own address; nothing of UCX is set unless asked."""
+    """Peers pull from the pod's own address; nothing of UCX is set unless asked (Q89)."""
     by_name = {each["name"]: each for each in vllm.environment(spec(), role)}
     assert by_name["VLLM_NIXL_SIDE_CHANNEL_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     assert by_name["VLLM_NIXL_SIDE_CHANNEL_PORT"]["value"] == "5600"

@@ -88,7 +88,7 @@ def _models(*names: str) -> str:
 
 
 def test_startup_ends_once_the_model_is_served(spec: MakeSpec, engine: Engine) -> None:
-    """Health and the served name together make a started engine."""
+    """Health and the served name together make a started engine (Q97)."""
     engine.answers = {"/health": [(200, "")], "/v1/models": [(200, _models("a", "org/model"))]}
     done = _run(vllm.probes(spec(), Role.DECODE)["startupProbe"], port=engine.server_port)
     assert (done.returncode, done.stderr) == (0, "")
@@ -131,7 +131,7 @@ def test_probes_write_out_every_field(spec: MakeSpec) -> None:
 
 
 def test_busy_is_not_dead(spec: MakeSpec) -> None:
-    """Liveness waits at least 10 s for an answer and takes three misses."""
+    """Liveness waits at least 10 s for an answer and takes three misses (Q97)."""
     liveness = vllm.probes(spec(), Role.DECODE)["livenessProbe"]
     assert liveness["timeoutSeconds"] >= 10
     assert liveness["failureThreshold"] == 3
@@ -196,7 +196,7 @@ def test_limits_of_the_wait(spec: MakeSpec) -> None:
 def test_grace_is_longer_than_drain_and_shutdown(
     spec: MakeSpec, role: Role, fields: dict[str, Any], shutdown_s: int
 ) -> None:
-    """The kubelet never kills an engine that is still within its own times, those of the author included."""
+    """The kubelet never kills an engine within its own times, those of the author included (Q80)."""
     pool = spec(**fields)
     assert vllm.shutdown_timeout_s(pool, role) == shutdown_s
     assert vllm.termination_grace_seconds(pool, role) > vllm.drain_s(pool, role) + shutdown_s

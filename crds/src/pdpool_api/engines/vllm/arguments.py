@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware
 from pdpool_api.engines.vllm import flags
+from pdpool_api.engines.vllm.environment import POD_NAME_VARIABLE
 from pdpool_api.engines.vllm.lifecycle import shutdown_timeout_s
 from pdpool_api.engines.vllm.version import has_flag, version
 from pdpool_api.names import ENGINE_HTTP_PORT, KV_EVENTS_PORT, KV_REPLAY_PORT, Role
@@ -50,7 +51,7 @@ def arguments(spec: InferencePoolSpec, role: Role) -> list[str]:
 
 
 def transfer_config(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
-    """The value of `--kv-transfer-config`: the generated fields, the author's over them.
+    """The value of `--kv-transfer-config`: the generated fields, the author's over them, any engine id made unique.
 
     Raises:
         ArgumentError: the author's is no JSON object.
@@ -61,7 +62,11 @@ def transfer_config(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
         "kv_load_failure_policy": _POLICIES[spec.transfer.on_failure],
         "kv_connector_extra_config": {"kv_lease_duration": spec.transfer.lease_seconds},
     }
-    return flags.merged(ours, flags.json_value(flags.given_flags(spec, role), flags.KV_TRANSFER))
+    config = flags.merged(ours, flags.json_value(flags.given_flags(spec, role), flags.KV_TRANSFER))
+    if "engine_id" in config:
+        # Peers tell engines apart by it: one for all pods of a role would mix up their KV. The kubelet fills in the name.
+        config["engine_id"] = f"{config['engine_id']}-$({POD_NAME_VARIABLE})"
+    return config
 
 
 def reserved_arguments(spec: InferencePoolSpec) -> tuple[str, ...]:

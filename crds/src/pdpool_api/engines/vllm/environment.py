@@ -6,7 +6,7 @@ former; a name stands once: the role's wins over the engine's, the author's over
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware
 from pdpool_api.names import NIXL_SIDE_CHANNEL_PORT
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
 
 
+POD_NAME_VARIABLE: Final = "PDPOOL_POD_NAME"
+"""Holds the pod's own name, for what must differ from pod to pod."""
+
+
 def environment(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
     """EnvVar objects of core/v1 for a role."""
     network = spec.transfer.network
     of_role = spec.role(role)
     generated = [
         # Peers pull KV from the address that the engine itself announces; its default is localhost.
-        _pod_ip("VLLM_NIXL_SIDE_CHANNEL_HOST"),
+        _from_pod("VLLM_NIXL_SIDE_CHANNEL_HOST", "status.podIP"),
         {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_SIDE_CHANNEL_PORT)},
         # Else the engine guesses by opening a socket to a public address, which a closed network may drop.
-        _pod_ip("VLLM_HOST_IP"),
+        _from_pod("VLLM_HOST_IP", "status.podIP"),
+        _from_pod(POD_NAME_VARIABLE, "metadata.name"),
         *([{"name": "UCX_TLS", "value": network.tls}] if network.tls else []),
         *([{"name": "UCX_NET_DEVICES", "value": ",".join(network.devices)}] if network.devices else []),
         *(
@@ -40,5 +45,5 @@ def environment(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
     return list(by_name.values())
 
 
-def _pod_ip(name: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}}
+def _from_pod(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
