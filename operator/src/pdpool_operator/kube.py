@@ -110,10 +110,11 @@ async def connection() -> client.Configuration:
     """
     found = client.Configuration()
     found.connection_pool_maxsize = IN_FLIGHT
-    if not os.environ.get("KUBECONFIG") and (_SERVICE_ACCOUNT / "token").exists():
+    file = os.environ.get("KUBECONFIG")
+    if not file and (_SERVICE_ACCOUNT / "token").exists():
         config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
     else:
-        await config.load_kube_config(client_configuration=found)  # type: ignore[no-untyped-call]
+        await config.load_kube_config(file or None, client_configuration=found)  # type: ignore[no-untyped-call]
     return found
 
 
