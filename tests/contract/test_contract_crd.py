@@ -102,6 +102,13 @@ def test_a_default_of_an_object_is_its_full_value() -> None:
             assert node["default"] == inner, path
 
 
+def test_descriptions_tell_plain_defaults() -> None:
+    """`kubectl explain` shows no default by itself."""
+    decode = _schema()["properties"]["spec"]["properties"]["decode"]["properties"]
+    assert decode["drainSeconds"]["description"].endswith("Default: 300.")
+    assert decode["replicas"]["description"].endswith("Default: 1.")
+
+
 def test_an_unwritten_status_has_no_defaults() -> None:
     """Zeros that nobody counted would be lies."""
     status = _schema()["properties"]["status"]

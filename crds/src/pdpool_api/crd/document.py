@@ -83,9 +83,23 @@ def _schema() -> dict[str, Any]:
     own = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     of_pool = schema["properties"]
     # A status that nobody wrote must not read as zeros.
-    schema["properties"] = {**own, "spec": of_pool["spec"], "status": _without_defaults(of_pool["status"])}
+    schema["properties"] = {
+        **own,
+        "spec": _with_defaults_told(of_pool["spec"]),
+        "status": _without_defaults(of_pool["status"]),
+    }
     schema["required"] = ["spec"]
     return schema
+
+
+def _with_defaults_told(schema: dict[str, Any]) -> dict[str, Any]:
+    """`kubectl explain` shows no defaults, so the description of a plain value tells its own."""
+    told = dict(schema)
+    if "default" in told and "description" in told and not isinstance(told["default"], dict):
+        told["description"] += f" Default: {told['default']}."
+    if "properties" in told:
+        told["properties"] = {name: _with_defaults_told(each) for name, each in told["properties"].items()}
+    return told
 
 
 def _without_defaults(schema: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def transfer_config(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     }
     config = flags.merged(ours, flags.json_value(flags.given_flags(spec, role), flags.KV_TRANSFER))
     if "engine_id" in config:
-        # Peers tell engines apart by it: one for all pods of a role would mix up their KV. The kubelet fills in the name.
+        # Peers tell engines apart by it: one for all pods of a role would mix up their KV. The kubelet fills the name.
         config["engine_id"] = f"{config['engine_id']}-$({POD_NAME_VARIABLE})"
     return config
 
