@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
+import time
 from typing import TYPE_CHECKING, Any
 
 from e2e.cluster import binaries
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 IMAGE_NAMESPACE = "k8s.io"
 IMPORT_TIMEOUT_S = 300.0
+# What the API server answers for some two seconds after a CRD was created.
+NEW_KIND_WORDS = ("storage is (re)initializing", "no matches for kind")
+NEW_KIND_PATIENCE_S = 10.0
+POLL_S = 0.3
 
 
 class Cluster:
@@ -61,9 +66,18 @@ class Cluster:
         return [str(binaries.cached_path("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments]
 
     def apply(self, objects: Sequence[dict[str, Any]]) -> None:
-        """Apply objects server-side as administrator."""
+        """Apply objects server-side as administrator, patiently where the kind was made a moment ago."""
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
-        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text_input=document)
+        deadline_s = time.monotonic() + NEW_KIND_PATIENCE_S
+        while True:
+            try:
+                self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text_input=document)
+            except ClusterError as refusal:
+                if not any(word in str(refusal) for word in NEW_KIND_WORDS) or time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(POLL_S)
+            else:
+                return
 
     def objects(self, *arguments: str) -> Any:
         """What `kubectl get … -o json` answers, as Python values."""

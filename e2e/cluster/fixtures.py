@@ -4,6 +4,7 @@ Boundary: who brings a shared cluster up and who takes it down; what tests do in
 A control plane belongs to its session. The full cluster is one per machine: sessions share it, whoever had it up
 before keeps it,
 and the last session takes down what a session began.
+In one session the fixtures of several folders are one and the same: whichever ends first leaves the rest undisturbed.
 """
 
 from __future__ import annotations
@@ -11,46 +12,66 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from e2e.cluster.layout import load, lock_of
 from e2e.cluster.lifecycle import DEFAULT_NODE_NAME, down, status, up
+from e2e.cluster.lock import held
 from e2e.cluster.paths import run_root
+from e2e.cluster.progress import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from e2e.cluster.cluster import Cluster
 
 WAIT_S = 120.0
+TESTS = "tests"
 
 
 class SharedNode:
-    """The machine's one full cluster, as test sessions share it."""
+    """The machine's one full cluster, as test sessions share it, and in one session the fixtures of several folders."""
+
+    _joined: ClassVar[SharedNode | None] = None
 
     def __init__(self) -> None:
         run_root().mkdir(parents=True, exist_ok=True)
-        self._users = (run_root() / "default.users").open("w")
+        self._users = (run_root() / f"{DEFAULT_NODE_NAME}.users").open("w")
+        self._fixtures = 0
         fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    @classmethod
+    def joined(cls) -> SharedNode:
+        """The one object of this session; to be left as often as it was joined."""
+        node = cls._joined = cls._joined or cls()
+        node.join()
+        return node
+
+    def join(self) -> None:
+        """Count one more fixture that uses it."""
+        self._fixtures += 1
 
     @property
     def is_ours(self) -> bool:
-        """Whether tests may take it down: a test session brought it up, or it is not up at all."""
-        return self._mark.exists() or not self._is_up()
+        """Whether tests may take it down: they began it, or what is there is nobody's any more."""
+        layout = load(DEFAULT_NODE_NAME)
+        if layout is not None and layout.begun_by == TESTS:
+            return True
+        try:
+            with held(lock_of(DEFAULT_NODE_NAME)):
+                return status(DEFAULT_NODE_NAME)["state"] != "up"
+        except ClusterError:
+            return False  # a run is at it
 
     def running(self) -> Cluster:
         """The cluster, brought up now if it is not there or not whole."""
-        begun_by_tests = self.is_ours
-        cluster = up(DEFAULT_NODE_NAME, wait_s=WAIT_S)
-        if begun_by_tests:
-            self._mark.touch()
-        return cluster
+        return up(DEFAULT_NODE_NAME, begun_by=TESTS, wait_s=WAIT_S)
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether this session may do what it likes during the block: nobody else has the cluster or is at it."""
+        """Whether this block may do what it likes: nobody else has the cluster, and no other test is at it."""
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,7 +79,7 @@ class SharedNode:
             yield False
             return
         try:
-            yield self.is_ours
+            yield self._fixtures <= 1 and self.is_ours
         finally:
             fcntl.flock(self._users, fcntl.LOCK_SH)
 
@@ -67,16 +88,10 @@ class SharedNode:
         with self.alone() as free:
             if free:
                 down(DEFAULT_NODE_NAME, wait_s=WAIT_S)
-        self._users.close()
-
-    @property
-    def _mark(self) -> Path:
-        """In the cluster's own folder, so that it goes when the cluster does."""
-        return run_root() / DEFAULT_NODE_NAME / "begun-by-tests"
-
-    @staticmethod
-    def _is_up() -> bool:
-        return status(DEFAULT_NODE_NAME)["state"] == "up"
+        self._fixtures -= 1
+        if self._fixtures == 0:
+            self._users.close()
+            SharedNode._joined = None
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +108,7 @@ def shared_node() -> Iterator[SharedNode]:
     """The machine's full cluster as something that tests may need; not yet brought up. Skips without root."""
     if os.geteuid() != 0:
         pytest.skip("a full cluster needs root")
-    node = SharedNode()
+    node = SharedNode.joined()
     yield node
     node.leave()
 

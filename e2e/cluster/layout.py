@@ -40,7 +40,10 @@ class Layout:
     node: bool
     ports: dict[str, int]
     data: str
-    owner: str
+    owner: str = ""
+    """Pid and start time of the process without which nobody needs the cluster; empty if it stays until taken down."""
+    begun_by: str = ""
+    """Who began it, as `up` was told."""
 
     @property
     def run(self) -> Path:
@@ -122,9 +125,9 @@ def load(name: str) -> Layout | None:
         return None
 
 
-def chosen(name: str, *, node: bool, owner: str) -> Layout:
+def chosen(name: str, *, node: bool, owner: str = "", begun_by: str = "") -> Layout:
     """A fresh layout with ports that are free now."""
-    return Layout(checked(name), node, _free_ports(), str(data_root() / name), owner)
+    return Layout(checked(name), node, _free_ports(), str(data_root() / name), owner, begun_by)
 
 
 def known_names() -> list[str]:

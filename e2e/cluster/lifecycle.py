@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ DEFAULT_NODE_NAME = "default"
 DEFAULT_CONTROL_PLANE_NAME = "control-plane"
 READY_TIMEOUT_S = 90.0
 PROBE_TIMEOUT_S = 2.0
+# An API server on a busy machine may be slow for a while; taking its cluster for broken would end it.
+PATIENCE_S = 20.0
+POLL_S = 0.2
 
 
 def up(
@@ -36,6 +40,7 @@ def up(
     *,
     control_plane_only: bool = False,
     owned: bool = False,
+    begun_by: str = "",
     wait_s: float = 0.0,
     quiet: bool = False,
 ) -> Cluster:
@@ -43,7 +48,8 @@ def up(
 
     A half-dead one is taken down first. `owned` binds the cluster to this process: once that has ended, the next `up`
     of any
-    cluster takes it down. `wait_s` is how long to wait for another run on the same cluster.
+    cluster takes it down. `begun_by` is noted in the layout of a cluster begun now. `wait_s` is how long to wait for
+    another run on the same cluster.
 
     Raises `ClusterError` when a step fails (what was begun is taken down again, its logs stay) or another run is at it.
     """
@@ -61,7 +67,8 @@ def up(
         if ledger_of(name).exists():
             with progress.step("take down what an earlier run left"):
                 _undo(name, keep_logs=False)
-        return _begun(name, node=not control_plane_only, owned=owned, progress=progress)
+        owner = f"{os.getpid()} {start_time_of(os.getpid())}" if owned else ""
+        return _begun(chosen(name, node=not control_plane_only, owner=owner, begun_by=begun_by), progress)
 
 
 def down(name: str = DEFAULT_NODE_NAME, *, keep_logs: bool = True, wait_s: float = 0.0, quiet: bool = False) -> None:
@@ -92,44 +99,36 @@ def status(name: str) -> dict[str, object]:
     }
 
 
-def _begun(name: str, *, node: bool, owned: bool, progress: Progress) -> Cluster:
-    if node and os.geteuid() != 0:
+def _begun(layout: Layout, progress: Progress) -> Cluster:
+    if layout.node and os.geteuid() != 0:
         raise ClusterError("a full cluster needs root (network, mounts, control groups); --control-plane-only does not")
-    wanted = binaries.CONTROL_PLANE + (binaries.NODE if node else ())
-    debian.ensure(debian.NODE_PACKAGES if node else debian.CONTROL_PLANE_PACKAGES, progress)
+    wanted = binaries.CONTROL_PLANE + (binaries.NODE if layout.node else ())
+    debian.ensure(debian.NODE_PACKAGES if layout.node else debian.CONTROL_PLANE_PACKAGES, progress)
     programs = binaries.ensure(wanted, progress)
-    if not node:
-        cluster = _started(name, programs, node=False, owned=owned, progress=progress)
-        cluster.layout.complete.touch()
-        return cluster
+    if not layout.node:
+        return _started(layout, programs, progress)
     from e2e.images import pause  # noqa: PLC0415  (the image tool itself asks for paths of this package)
 
     image = pause.archive(progress)
     # One machine has room for one node: its ranges, its bridge, its control groups.
     with held(run_root() / "node.lock"):
-        _refuse_second_node(name)
-        cluster = _started(name, programs, node=True, owned=owned, progress=progress)
-        with _undone_on_failure(name):
-            _finish_node(cluster, image, progress)
-        cluster.layout.complete.touch()
-        return cluster
-
-
-def _started(name: str, programs: dict[str, Path], *, node: bool, owned: bool, progress: Progress) -> Cluster:
-    owner = f"{os.getpid()} {start_time_of(os.getpid())}" if owned else ""
-    layout = chosen(name, node=node, owner=owner)
-    ledger = layout.ledger
-    if node:
+        _refuse_second_node(layout.name)
         network.check_free()
-        _refuse_foreign_kubelet()
+        node.check_free()
+        return _started(layout, programs, progress, image)
+
+
+def _started(layout: Layout, programs: dict[str, Path], progress: Progress, image: Path | None = None) -> Cluster:
+    """Start everything; with a node, `image` is its sandbox image."""
+    ledger = layout.ledger
     ledger.record("folder", str(layout.run))
     ledger.record("folder", str(layout.folder))
-    with _undone_on_failure(name):
+    with _undone_on_failure(layout.name):
         layout.save()
         layout.logs.mkdir(parents=True, exist_ok=True)
         for log in layout.logs.iterdir():
             log.unlink()
-        if node:
+        if layout.node:
             with progress.step("network"):
                 network.raise_network(ledger)
         with progress.step("keys and certificates"):
@@ -140,10 +139,13 @@ def _started(name: str, programs: dict[str, Path], *, node: bool, owned: bool, p
             _await_api(layout)
         _start(layout, control_plane.controller_manager(layout, programs))
         cluster = Cluster(layout)
-        if node:
+        if image is not None:
             _start_node(layout, programs, cluster, progress)
         with progress.step("default service account"):
             _await(layout, "the default service account", "controller-manager", cluster.has_default_service_account)
+        if image is not None:
+            _finish_node(cluster, image, progress)
+        layout.complete.touch()
     progress.say(f"API server at {layout.server}, kubeconfig {layout.kubeconfig}")
     return cluster
 
@@ -209,7 +211,14 @@ def _answers(url: str, authority: Path | None = None) -> bool:
 
 def _whole(layout: Layout) -> bool:
     """It was begun to the end, every daemon lives, and the API server says that it is ready."""
-    return layout.complete.exists() and all(alive(layout.ledger).values()) and _api_ready(layout)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while layout.complete.exists() and all(alive(layout.ledger).values()):
+        if _api_ready(layout):
+            return True
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(POLL_S)
+    return False
 
 
 def _undo(name: str, *, keep_logs: bool) -> None:
@@ -220,15 +229,17 @@ def _undo(name: str, *, keep_logs: bool) -> None:
 
 @contextmanager
 def _undone_on_failure(name: str) -> Iterator[None]:
-    """What a failed step leaves is taken down, but its logs stay, and the error keeps the end of them."""
+    """What a failed step leaves is taken down, but its logs stay; the error of the step is the one that is told."""
     try:
         yield
-    except ClusterError as failure:
-        told = str(failure)
-        _undo(name, keep_logs=True)
-        raise ClusterError(told) from failure
-    except BaseException:
-        _undo(name, keep_logs=True)
+    except BaseException as failure:
+        told = str(failure)  # with the end of the log as it is now
+        try:
+            _undo(name, keep_logs=True)
+        except ClusterError as left:
+            told = f"{told}\nand then: {left}"
+        if isinstance(failure, ClusterError):
+            raise ClusterError(told) from failure
         raise
 
 
@@ -240,11 +251,6 @@ def _refuse_second_node(name: str) -> None:
             )
 
 
-def _refuse_foreign_kubelet() -> None:
-    for group in node.CGROUP_ROOT.glob(f"**/{node.CGROUP}"):
-        raise ClusterError(f"{group} exists: another kubelet runs on this machine, or left its control groups")
-
-
 def _sweep(name: str, progress: Progress) -> None:
     """Take down the clusters whose owning process has ended without doing it."""
     for other in known_names():
@@ -253,5 +259,9 @@ def _sweep(name: str, progress: Progress) -> None:
             continue
         pid, _, start_time = layout.owner.partition(" ")
         if not is_alive(int(pid), start_time):
-            with progress.step(f"take down {other}, left by a process that has ended"):
+            progress.say(f"take down {other}, left by a process that has ended")
+            try:
                 down(other, keep_logs=False, quiet=True)
+            except ClusterError as failure:
+                # Another run sweeps it at this moment, or its remains resist: neither concerns the cluster asked for.
+                progress.say(f"{other} stays for now: {failure}")

@@ -16,6 +16,7 @@ from e2e.cluster.debian import CNI_FOLDER, program
 from e2e.cluster.layout import NODE_NAME, Layout
 from e2e.cluster.network import BRIDGE, DNS_ADDRESS, FIRST_POD_ADDRESS, NODE_ADDRESS, POD_RANGE, note_sysctl
 from e2e.cluster.processes import Daemon
+from e2e.cluster.progress import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,15 +163,27 @@ def note_changes(ledger: Ledger) -> None:
     """Write down what kubelet and containerd will change on the machine outside the cluster's folders."""
     for name in _KUBELET_SYSCTLS:
         note_sysctl(ledger, name)
-    # One hierarchy per controller (version 1) or one for all (version 2).
-    hierarchies = [CGROUP_ROOT, *(path for path in CGROUP_ROOT.iterdir() if path.is_dir() and not path.is_symlink())]
-    for hierarchy in hierarchies:
-        if (hierarchy / "cgroup.procs").exists():
-            ledger.record("cgroup", str(hierarchy / CGROUP))
+    for group in _control_groups():
+        ledger.record("cgroup", str(group))
     for folder in SHARED_FOLDERS:
         if not Path(folder).exists():
             ledger.record("shared-folder", folder)
     ledger.record("file-prefix", "/var/lib/kubelet/device-plugins/kubelet")
+
+
+def check_free() -> None:
+    """Raise `ClusterError` if another kubelet has its control groups here."""
+    for group in _control_groups():
+        if group.exists():
+            raise ClusterError(f"{group} exists: another kubelet runs on this machine, or left its control groups")
+
+
+def _control_groups() -> list[Path]:
+    """Where a kubelet puts its pods: in the one hierarchy (version 2), or in that of each controller (version 1)."""
+    if (CGROUP_ROOT / "cgroup.controllers").exists():
+        return [CGROUP_ROOT / CGROUP]
+    hierarchies = (path for path in CGROUP_ROOT.iterdir() if path.is_dir() and not path.is_symlink())
+    return [hierarchy / CGROUP for hierarchy in hierarchies if (hierarchy / "cgroup.procs").exists()]
 
 
 def dns_rights() -> list[dict[str, object]]:

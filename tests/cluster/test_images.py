@@ -111,7 +111,7 @@ def test_an_image_runs_where_pods_are_restricted(full_cluster: Cluster, name: st
 
 
 def _blob(descriptor: dict[str, Any]) -> str:
-    return "blobs/" + descriptor["digest"].replace(":", "/")
+    return f"blobs/{descriptor['digest'].replace(':', '/')}"
 
 
 def _pod(namespace: str, pod: str, image: str, **start: list[str]) -> dict[str, Any]:
