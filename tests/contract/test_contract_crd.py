@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ NEVER = {
 }  # fmt: skip
 
 
+@cache
 def _schema() -> dict[str, Any]:
     version = crd.document()["spec"]["versions"][0]
     return version["schema"]["openAPIV3Schema"]  # type: ignore[no-any-return]

@@ -174,7 +174,6 @@ def test_reserved_arguments_are_found_in_every_spelling(spec: MakeSpec, flag: st
         form, form.format(flag)
     )
     for section in ("engine", "prefill", "decode"):
-        # Past the rule of the schema, as an abbreviation is.
         pool = spec(**{section: {"args": ["--seed=1", written]}})
         assert vllm.reserved_arguments(pool) == (
             f"spec.{section}.args[1]: {flag} is set by the operator and cannot be given in args",

@@ -58,24 +58,8 @@ Count = Annotated[int, Field(ge=0, le=4096, json_schema_extra={"format": "int32"
 Degree = Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})]
 
 
-def _spellings(flag: str) -> list[str]:
-    """The flag with a dash or an underscore between each two of its words."""
-    return [f"--{word}" for word in _joined(flag.removeprefix("--").split("-"))]
-
-
-def _joined(words: list[str]) -> list[str]:
-    first, *rest = words
-    return [f"{first}{between}{tail}" for tail in _joined(rest) for between in "-_"] if rest else [first]
-
-
-# startsWith costs little whatever the argument's length; a regular expression on every argument is over the budget.
-_reserved = [spelling for flag in RESERVED_FLAGS for spelling in _spellings(flag)]
-_reserved_heads = [f"{spelling}{end}" for spelling in _reserved for end in "=."]
-_NO_RESERVED_ARGUMENT = rule(
-    f"self.all(a, !(a in {_reserved}) && !{_reserved_heads}.exists(head, a.startsWith(head)))",
-    f"{', '.join(RESERVED_FLAGS)} are set by the operator and cannot be given in args",
-)
-Arguments = Annotated[tuple[Argument, ...], Field(max_length=MAX_ITEMS, json_schema_extra=rules(_NO_RESERVED_ARGUMENT))]
+Arguments = Annotated[tuple[Argument, ...], Field(max_length=MAX_ITEMS)]
+"""Flags in `RESERVED_FLAGS` are refused by a condition, not here: only the engine's package knows every spelling."""
 
 
 class PoolError(ValueError):

@@ -72,7 +72,7 @@ def transfer_config(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
 def reserved_arguments(spec: InferencePoolSpec) -> tuple[str, ...]:
     """What is wrong with each argument that only the operator may set, naming field and rule; empty: nothing.
 
-    The schema refuses the plain spellings at apply; abbreviations (`--served-model x`) are found here only.
+    A condition and no rule of the schema: the parser also takes abbreviations (`--served-model x`).
     """
     found = {each.field: each for role in spec.roles for each in flags.given_flags(spec, role)}
     return tuple(
