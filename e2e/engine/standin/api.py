@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
@@ -19,9 +19,10 @@ import msgspec
 
 from e2e.engine.standin import tokens
 from e2e.engine.standin.config import VERSION
-from e2e.engine.standin.http import JSON_HEADERS, Gone, Recorded, Reply
-from e2e.engine.standin.rank import EngineDead, GenerationFailed, Outcome
-from e2e.engine.standin.request import Asked, Body, Reader, Refused
+from e2e.engine.standin.http import JSON_HEADERS, GoneError, Recorded, Reply
+from e2e.engine.standin.others import Messages, Responses
+from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome
+from e2e.engine.standin.request import Asked, Body, Origin, Reader, RefusedError
 from e2e.engine.standin.shapes import DONE, Shape, encode, event, piece_text
 
 if TYPE_CHECKING:
@@ -51,19 +52,25 @@ def failure(status: int, message: str, kind: str) -> Body:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
+def http_phrase(status: int) -> str:
+    """The standard name of a status, without spaces, as error types are."""
+    try:
+        return HTTPStatus(status).phrase.replace(" ", "")
+    except ValueError:
+        return "Error"
+
+
 def generation_failure(error: Exception) -> tuple[int, Body]:
     """Status and body for a request that the engine could not finish."""
-    if isinstance(error, EngineDead):
+    if isinstance(error, EngineDeadError):
         return 500, failure(500, str(error), "InternalServerError")
     return 500, failure(500, "Internal server error", "InternalServerError")
 
 
 class Api:
-    """Dispatches requests of one stand-in. `models_hidden` tells whether the model is still "loading" for `/v1/models`."""
+    """Dispatches requests of one stand-in. `models_hidden` tells whether the model still "loads"."""
 
     def __init__(self, engine: Engine, script: Script, models_hidden: Callable[[], bool]) -> None:
-        from e2e.engine.standin.others import Messages, Responses
-
         self.engine = engine
         self.script = script
         self.reader = Reader(engine.config, lambda: engine.adapters)
@@ -107,17 +114,17 @@ class Api:
             return
         try:
             await handler(recorded, reply)
-        except Refused as refused:
+        except RefusedError as refused:
             await self._refuse(recorded, reply, refused)
-        except (EngineDead, GenerationFailed) as error:
+        except (EngineDeadError, GenerationError) as error:
             status, body = generation_failure(error)
             await reply.send(status, encode(body))
 
-    async def _refuse(self, recorded: Recorded, reply: Reply, refused: Refused) -> None:
+    async def _refuse(self, recorded: Recorded, reply: Reply, refused: RefusedError) -> None:
         body = refused.body()
         if recorded.path.startswith("/v1/messages") and refused.kind == "NotFoundError":
             body = {"type": "error", "error": {"type": refused.kind, "message": str(refused)}}
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(RefusedError):
             await self.engine.release_remote(_decoded(recorded).get("kv_transfer_params"))
         await reply.send(refused.status, encode(body))
 
@@ -132,9 +139,7 @@ class Api:
         if rule.status is None and not rule.invalid_json:
             return False
         status = rule.status or 200
-        default = failure(
-            status, "scripted", HTTPStatus(status).phrase.replace(" ", "") if status in HTTPStatus else "Error"
-        )
+        default = failure(status, "scripted", http_phrase(status))
         body = encode(default) if rule.body is None else rule.body.encode()
         headers = tuple((name.lower().encode(), value.encode()) for name, value in rule.headers.items())
         if not any(name == b"content-type" for name, _ in headers):
@@ -210,14 +215,12 @@ class Api:
     async def _render(self, recorded: Recorded, reply: Reply) -> None:
         if not self.engine.config.scale_out:
             message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-            raise Refused(message, status=403, kind="PermissionDeniedError")
+            raise RefusedError(message, status=403, kind="PermissionDeniedError")
         body = self.body(recorded)
-        read = self.reader.chat if "messages" in body else self.reader.completion
-        asked = (
-            read(body, "render", None, None, ("max_tokens",))
-            if "messages" in body
-            else self.reader.completion(body, "render", None, None)
-        )
+        if "messages" in body:
+            asked = self.reader.chat(body, Origin("render"), ("max_tokens",))
+        else:
+            asked = self.reader.completion(body, Origin("render"))
         ids = [tokens.token_ids(job.prompt) for job in asked.jobs[:: asked.choices]]
         await reply.send(200, encode([{"request_id": "render", "token_ids": one, "model": asked.model} for one in ids]))
 
@@ -226,17 +229,21 @@ class Api:
         body = self.body(recorded)
         name, path = str(body.get("lora_name", "")), str(body.get("lora_path", ""))
         if name in self.engine.adapters and not body.get("load_inplace"):
-            message = f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
-            raise Refused(message, kind="InvalidUserInput")
+            message = (
+                f"The lora adapter '{name}' has already been loaded. "
+                "If you want to load the adapter in place, set 'load_inplace' to True."
+            )
+            raise RefusedError(message, kind="InvalidUserInput")
         if not await asyncio.to_thread(Path(path).is_dir):
-            raise Refused(f"Loading lora {name} failed: No adapter found for {path}", status=404, kind="NotFoundError")
+            message = f"Loading lora {name} failed: No adapter found for {path}"
+            raise RefusedError(message, status=404, kind="NotFoundError")
         self.engine.load_adapter(name, path)
         await reply.send(200, f"Success: LoRA adapter '{name}' added successfully.".encode(), TEXT_HEADERS)
 
     async def _unload_adapter(self, recorded: Recorded, reply: Reply) -> None:
         name = str(self.body(recorded).get("lora_name", ""))
         if self.engine.adapters.pop(name, None) is None:
-            raise Refused(f"The lora adapter '{name}' cannot be found.", status=404, kind="NotFoundError")
+            raise RefusedError(f"The lora adapter '{name}' cannot be found.", status=404, kind="NotFoundError")
         await reply.send(200, f"Success: LoRA adapter '{name}' removed successfully.".encode(), TEXT_HEADERS)
 
     # Generation
@@ -244,36 +251,37 @@ class Api:
         """The request's JSON object.
 
         Raises:
-            Refused: it is not one, or is not declared as JSON.
+            RefusedError: it is not one, or is not declared as JSON.
         """
         kind = (recorded.header("content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
             message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-            raise Refused(message, kind="Bad Request")
+            raise RefusedError(message, kind="Bad Request")
         return _decoded(recorded)
 
-    def identity(self, recorded: Recorded, body: Body, prefix: str) -> str:
-        """The answer's id: the header wins over the body."""
-        return f"{prefix}{recorded.header('x-request-id') or body.get('request_id') or uuid.uuid4().hex[:16]}"
+    def origin(self, recorded: Recorded, body: Body, prefix: str) -> Origin:
+        """Whose request it is: the header's id wins over the body's.
 
-    def rank(self, recorded: Recorded) -> int | None:
-        """The rank that the request names."""
-        return self.engine.rank_of(recorded.header("x-data-parallel-rank"))
+        Raises:
+            RefusedError: the rank that it names does not exist.
+        """
+        identity = f"{prefix}{recorded.header('x-request-id') or body.get('request_id') or uuid.uuid4().hex[:16]}"
+        rank = self.engine.rank_of(recorded.header("x-data-parallel-rank"))
+        return Origin(identity, rank, recorded.header("x-session-id"))
 
     async def _completions(self, recorded: Recorded, reply: Reply) -> None:
         body = self.body(recorded)
-        identity = self.identity(recorded, body, "cmpl-")
-        asked = self.reader.completion(body, identity, self.rank(recorded), recorded.header("x-session-id"))
-        await self._generate(Shape("completion", identity, *self._common(asked)), reply)
+        origin = self.origin(recorded, body, "cmpl-")
+        asked = self.reader.completion(body, origin)
+        await self._generate(Shape("completion", origin.identity, *self._common(asked)), reply)
 
     async def _chat(self, recorded: Recorded, reply: Reply) -> None:
         body = self.body(recorded)
-        identity = self.identity(recorded, body, "chatcmpl-")
-        limits = ("max_completion_tokens", "max_tokens")
-        asked = self.reader.chat(body, identity, self.rank(recorded), recorded.header("x-session-id"), limits)
+        origin = self.origin(recorded, body, "chatcmpl-")
+        asked = self.reader.chat(body, origin, ("max_completion_tokens", "max_tokens"))
         if self.engine.draining:
-            raise Draining
-        await self._generate(Shape("chat", identity, *self._common(asked)), reply)
+            raise DrainingError
+        await self._generate(Shape("chat", origin.identity, *self._common(asked)), reply)
 
     def _common(self, asked: Asked) -> tuple[int, Asked, str, bool]:
         config = self.engine.config
@@ -297,7 +305,7 @@ class Api:
                     await reply.chunk(piece)
             if shape.asked.include_usage:
                 await reply.chunk(shape.usage_event(head, outcomes))
-        except (EngineDead, GenerationFailed) as error:
+        except (EngineDeadError, GenerationError) as error:
             await reply.chunk(event(generation_failure(error)[1]))
         if rule is None or not rule.omit_done:
             await reply.chunk(DONE)
@@ -305,7 +313,7 @@ class Api:
 
     async def events(
         self, shape: Shape, head: bytes, index: int, outcome: Outcome, rule: Rule | None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The events of one choice."""
         first, sent = True, 0
         async with aclosing(self.engine.stream(shape.asked.jobs[index], outcome, rule)) as generation:
@@ -322,7 +330,7 @@ class Api:
             yield shape.piece_event(head, index, b"", "", outcome, first=first)
 
 
-class Draining(GenerationFailed):
+class DrainingError(GenerationError):
     """A chat request to an engine that shuts down: its renderer is closed already."""
 
     def __init__(self) -> None:
@@ -334,14 +342,15 @@ def _decoded(recorded: Recorded) -> Body:
         body = msgspec.json.decode(recorded.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         location = "body.1"
-        text = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': '{location}', 'msg': 'JSON decode error', 'ctx': {{'error': '{error}'}}}}"
-        raise Refused(text, kind="Bad Request", param=location) from error
+        told = f"'msg': 'JSON decode error', 'ctx': {{'error': '{error}'}}"
+        text = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': '{location}', {told}}}"
+        raise RefusedError(text, kind="Bad Request", param=location) from error
     if not isinstance(body, dict):
         text = (
             "1 validation error:\n  {'type': 'dict_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary'}"
         )
-        raise Refused(text, kind="Bad Request", param="body")
+        raise RefusedError(text, kind="Bad Request", param="body")
     return body
 
 
-__all__ = ["Api", "Gone"]
+__all__ = ["Api", "GoneError"]

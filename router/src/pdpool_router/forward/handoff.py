@@ -15,6 +15,7 @@ The parameters of one prefill answer go to one decode request only, with the ver
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -211,6 +212,9 @@ class Forwarder:
             return _AnotherPair(tried, found)
         return None
 
+    def _replaceable(self, retries: _Retries, request: Request, prefill: Endpoint | None, decode: Endpoint) -> bool:
+        return retries.pair and self._another_pair(request, prefill, decode) is not None
+
     # --- two legs ------------------------------------------------------------------------------------------------
     async def _two_legs(self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries) -> Outcome:
         prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
@@ -279,7 +283,12 @@ class Forwarder:
                 endpoint = self._place(request, prefilled.endpoint.revision)
                 if endpoint is None:
                     raise NoEndpoint("No decode engine is ready for this request.")
-                relay = Relay(sink, job.route, self._telemetry)
+                relay = Relay(
+                    sink,
+                    job.route,
+                    self._telemetry,
+                    replaceable=partial(self._replaceable, retries, request, prefilled.endpoint, endpoint),
+                )
                 try:
                     leg = _Leg(endpoint, body, way, prefilled.answered_s, prefilled.own_s)
                     return await self._relay(job, leg, relay, prefilled)
@@ -313,7 +322,13 @@ class Forwarder:
         if decision.way is Way.LOCAL:
             self._telemetry.local_prefills[decision.reason] += 1
             place = self._endpoints.inflight.reserve_local_prefill(endpoint)
-        relay = Relay(sink, job.route, self._telemetry, place.release if place is not None else None)
+        relay = Relay(
+            sink,
+            job.route,
+            self._telemetry,
+            replaceable=partial(self._replaceable, retries, request, None, endpoint),
+            on_answered=place.release if place is not None else None,
+        )
         try:
             return await self._relay(job, _Leg(endpoint, body, decision.way, sink.arrived_s, 0.0), relay, None)
         except EngineFault as fault:

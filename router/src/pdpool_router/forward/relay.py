@@ -9,10 +9,11 @@ of the answer's body is there, so that until then the request can still go elsew
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pdpool_api.engines.vllm import legs
-from pdpool_router.faults import EngineAborted, EngineFault, EngineMalformed, EngineReset, Fault
+from pdpool_router.faults import EngineAborted, EngineFault, EngineMalformed, EngineReset, EngineStatus, Fault
 from pdpool_router.forward.framing import LAST_CHUNK, Framing, Head, chunk
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MAX_HELD_BYTES: Final = 4_194_304
 _MAX_LINE_BYTES: Final = 65_536
 _OK: Final = 200
 _BLANK_LINE: Final = (b"\n", b"\r\n")
+_FAILED_FIRST: Final = re.compile(rb'data: ?\{"error":[^\n]*"code": ?5\d\d[,}]')
 _ERROR_EVENT: Final = b'\ndata: {"error"'
 
 
@@ -132,6 +134,8 @@ class Relay:
         "_last_s",
         "_on_answered",
         "_prelude",
+        "_prelude_wire",
+        "_replaceable",
         "_route",
         "_sink",
         "_streaming",
@@ -142,14 +146,22 @@ class Relay:
     )
 
     def __init__(
-        self, sink: Sink, route: legs.Route, telemetry: Telemetry, on_answered: Callable[[], None] | None = None
+        self,
+        sink: Sink,
+        route: legs.Route,
+        telemetry: Telemetry,
+        *,
+        replaceable: Callable[[], bool],
+        on_answered: Callable[[], None] | None = None,
     ) -> None:
+        """`replaceable` tells whether another engine could answer instead; `on_answered` is called at the answer's head."""
         self.done: asyncio.Future[Answer | Relayed] = asyncio.get_running_loop().create_future()
         self.usage: legs.Usage | None = None
         """Token counts that the stream told, if any."""
         self._sink = sink
         self._route = route
         self._telemetry = telemetry
+        self._replaceable = replaceable
         self._on_answered = on_answered
         self._upstream: Upstream | None = None
         self._head: Head | None = None
@@ -158,6 +170,7 @@ class Relay:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._prelude = b""
+        self._prelude_wire = b""
         self._carry = b""
         self._at_event = True
         self._ended = False
@@ -194,11 +207,19 @@ class Relay:
             return  # given up, or the client is gone
         if not self._streaming:
             self._hold(payload, now_s)
-        elif payload or last:
+            return
+        if not self._began:
+            wire = self._prelude_wire + wire
+            payload = self._prelude + payload
+            if not last and b"\n" not in payload and len(payload) < _MAX_LINE_BYTES:
+                # Its first line tells whether the stream is one at all.
+                self._prelude_wire, self._prelude = wire, payload
+                return
+            if self._failed_at_once(payload):
+                return
+        if payload or last:
             self._forward(wire, payload, now_s, last=last)
-        elif not self._began:
-            self._prelude += wire
-        elif self._sink.chunked:
+        elif self._verbatim:
             self._sink.write(wire)
 
     def on_end(self, now_s: float) -> None:
@@ -279,13 +300,23 @@ class Relay:
             self._last_s = now_s
             self._sink.write(out)
         else:
-            self._begin(self._prelude + out if verbatim else out, now_s, length=None)
+            self._begin(out, now_s, length=None)
 
     @property
     def _verbatim(self) -> bool:
         """The engine's chunk framing is the client's."""
         assert self._head is not None
         return self._sink.chunked and self._head.framing is Framing.CHUNKED
+
+    def _failed_at_once(self, payload: bytes) -> bool:
+        """The stream has no token: the request may go elsewhere as if the engine had not answered."""
+        if payload.startswith(b"data: [DONE]"):
+            self.done.set_exception(EngineAborted("The engine aborted the request."))
+            return True
+        if _FAILED_FIRST.match(payload) and self._replaceable():
+            self.done.set_exception(EngineStatus("The engine failed."))
+            return True
+        return False
 
     def _watch(self, text: bytes) -> None:
         """Notes what the text, from the beginning of a line, tells of the stream's state."""

@@ -8,6 +8,7 @@ streams: an answer's chunk costs one callback and no task switch.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_IDLE_PER_ENDPOINT: Final = 256
 IDLE_KEPT_S: Final = 30.0
+STALE_AFTER_S: Final = 1.0
+"""Engines end connections that are idle for seconds, never for less."""
 _NO_BODY_BEFORE: Final = 200
 _OK: Final = 200
 
@@ -89,9 +92,11 @@ class Upstream(asyncio.Protocol):
         "_buffer",
         "_chunks",
         "_head",
+        "_idled_s",
         "_left",
         "_lost",
         "_owner",
+        "_poller",
         "_receiver",
         "_transport",
         "deadline_s",
@@ -99,7 +104,6 @@ class Upstream(asyncio.Protocol):
         "heard_s",
         "idle_s",
         "paused",
-        "reused",
         "was_at_chunk_boundary",
     )
 
@@ -107,13 +111,14 @@ class Upstream(asyncio.Protocol):
         self._owner = owner
         self.endpoint: Final = endpoint
         self._transport: asyncio.Transport | None = None
+        self._poller = select.poll()
         self._receiver: Receiver | None = None
         self._head: Head | None = None
         self._chunks: Chunks | None = None
         self._buffer = b""
+        self._idled_s = 0.0
         self._left = 0
         self._lost = False
-        self.reused = False
         self.paused = False
         self.was_at_chunk_boundary = True
         """The bytes before the present read ended between two chunks."""
@@ -127,6 +132,7 @@ class Upstream(asyncio.Protocol):
         now_s = monotonic()
         self._receiver = receiver
         self._head = None
+        self._idled_s = now_s - self.heard_s if self.heard_s else 0.0
         self.heard_s = now_s
         self.deadline_s = now_s + total_s if total_s else float("inf")
         self.idle_s = idle_s or float("inf")
@@ -169,6 +175,10 @@ class Upstream(asyncio.Protocol):
             self._fail(EngineTimedOut("The engine did not answer in time."))
             self.abandon()
 
+    def quiet(self) -> bool:
+        """Nothing has come on an idle connection, its end included, that the event loop has not told yet."""
+        return not self._lost and not self._poller.poll(0)
+
     def close(self) -> None:
         """Closes an idle connection."""
         if self._transport is not None:
@@ -181,8 +191,8 @@ class Upstream(asyncio.Protocol):
         transport = cast("asyncio.Transport", transport)
         self._transport = transport
         sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._poller.register(sock.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
@@ -214,7 +224,9 @@ class Upstream(asyncio.Protocol):
         head = self._head
         if head is not None and head.framing is Framing.CLOSE:
             self._finish(monotonic())
-        elif self.reused and head is None and not self._buffer:
+        elif head is None and not self._buffer and self._idled_s >= STALE_AFTER_S:
+            # Most likely the engine ended a connection that it thought idle, before it saw the request. One that was
+            # in use just now broke for another reason, and the request may have been seen.
             self._receiver = None
             receiver.on_fault(StaleConnectionError())
         else:
@@ -333,8 +345,7 @@ class Transport:
         Raises:
             EngineFault: as the receiver decides; `ConnectFailed` where no connection could be made.
         """
-        idle = self._idle.get(endpoint.uid)
-        upstream = idle.pop() if idle else None
+        upstream = self._kept(endpoint)
         while True:
             if upstream is None:
                 upstream = await self._dial(endpoint, connect_s)
@@ -348,15 +359,31 @@ class Transport:
                 if upstream is not None:
                     upstream.abandon_for(receiver)
 
+    def _kept(self, endpoint: Endpoint) -> Upstream | None:
+        """The connection kept last, the likeliest to be open."""
+        idle = self._idle.get(endpoint.uid)
+        while idle:
+            upstream = idle.pop()
+            if upstream.quiet():
+                return upstream
+            upstream.abandon()
+        return None
+
     async def healthy(self, endpoint: Endpoint, timeout_s: float) -> bool:
         """Whether `GET /health` is answered 200 within `timeout_s`.
 
         Raises:
             EngineFault: it is not answered.
         """
-        request = b"GET /health HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n\r\n" % endpoint.authority.encode()
-        status = await self.call(endpoint, request, _StatusOnly(), connect_s=timeout_s, total_s=timeout_s)
-        return bool(status == _OK)
+        # A connection of its own: what is kept must be what answered requests.
+        request = b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % endpoint.authority.encode()
+        receiver = _StatusOnly()
+        upstream = await self._dial(endpoint, timeout_s)
+        try:
+            upstream.send(request, receiver, total_s=timeout_s, idle_s=0)
+            return await receiver.done == _OK
+        finally:
+            upstream.abandon_for(receiver)
 
     async def _dial(self, endpoint: Endpoint, connect_s: float) -> Upstream:
         if self._on_dial is not None:
@@ -374,7 +401,6 @@ class Transport:
         """Takes back a connection whose answer is whole."""
         self.busy.discard(upstream)
         upstream.heard_s = now_s
-        upstream.reused = True
         idle = self._idle.get(upstream.endpoint.uid)
         if idle is None:
             idle = self._idle[upstream.endpoint.uid] = []
