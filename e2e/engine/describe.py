@@ -1,7 +1,7 @@
-"""A program for the engine's own interpreter: print the command-line flags of `vllm serve` as JSON, for the stand-in's parser.
+"""A program for the engine's own interpreter: print the flags of `vllm serve` as JSON, for the stand-in.
 
-Usage: `describe.py`. Boundary: imports only vllm; how the answer is used is `standin.cli`'s business. It is data, not code, so that a
-test can compare it with the engine that is installed.
+Usage: `describe.py`. Boundary: imports only vllm; how the answer is used is `standin.cli`'s business. It is data, not
+code, so that a test can compare it with the engine that is installed.
 """
 
 import dataclasses
@@ -27,7 +27,9 @@ def described_type(kind: Any) -> dict[str, Any]:
     if name == "_optional_type":
         return described_type(cells(kind)[0]) | {"optional": True}
     if name == "parse_dataclass":
-        owner = next((cell for cell in cells(kind) + list(kind.__defaults__ or ()) if dataclasses.is_dataclass(cell)), None)
+        owner = next(
+            (cell for cell in cells(kind) + list(kind.__defaults__ or ()) if dataclasses.is_dataclass(cell)), None
+        )
         if owner is None:
             return {"kind": "json"}
         return {"kind": "object", "fields": sorted(field.name for field in dataclasses.fields(owner) if field.init)}
@@ -54,7 +56,7 @@ def described(action: Any) -> dict[str, Any]:
 def main() -> None:
     """Print the flags, one a line."""
     parser = make_arg_parser(FlexibleArgumentParser())
-    flags = [described(action) for action in parser._actions if action.option_strings and action.dest != "help"]  # noqa: SLF001
+    flags = [described(action) for action in parser._actions if action.option_strings and action.dest != "help"]  # noqa: SLF001 - no other way
     lines = ",\n  ".join(json.dumps(flag) for flag in flags)
     sys.stdout.write(f"[\n  {lines}\n]\n")
 

@@ -1,9 +1,12 @@
-"""The table of exchanges: what is said to an engine and what must come back, the same for real vLLM and for the stand-in.
+"""The table of exchanges: what is said to an engine and what must come back, from real vLLM and the stand-in.
 
-Boundary: requests and checks against URLs; which engines are behind them is the caller's business (`tests/engine/test_exchanges.py`). Each
-row is a function in `EXCHANGES`; it gets a pair of engines that decode by NIXL (or the stand-in's channel) and raises AssertionError where
-an answer is not vLLM 0.32's. Refusals are a table of values, `REFUSALS`. Rows in `LAST` end their engine, so they run last, in order.
+Boundary: requests and checks against URLs; which engines are behind them is the caller's business
+(`tests/engine/test_exchanges.py`). Each row is a function in `EXCHANGES`; it gets a pair of engines that decode by
+NIXL (or the stand-in's channel) and raises AssertionError where an answer is not vLLM 0.32's. Refusals are a table of
+values, `REFUSALS`. Rows in `LAST` end their engine, so they run last, in order.
 """
+
+# ruff: noqa: PLR2004, S311 - expected values are literals; prompts need no secret randomness
 
 from __future__ import annotations
 
@@ -192,7 +195,7 @@ SOURCES = (
 
 @exchange
 def two_legs_equal_one(pair: Pair) -> None:
-    """Decode pulls exactly the prompt's blocks and answers as an aggregated engine does; prefill computed the prompt."""
+    """Decode pulls exactly the prompt's blocks and answers as one engine alone does; prefill computed the prompt."""
     prompt = pair.prompt(70)
     before_p, before_d = pair.prefill.metrics(), pair.decode.metrics()
     params = pair.first_leg(prompt)
@@ -214,7 +217,7 @@ def two_legs_equal_one(pair: Pair) -> None:
 
 @exchange
 def two_legs_streamed(pair: Pair) -> None:
-    """A streamed decode leg of a chat has the role first, one event a token, the reason last, usage only when asked for."""
+    """A streamed decode leg of a chat has the role first, one event a token, the reason last, usage if asked for."""
     messages = pair.messages()
     first = pair.prefill.ok(CHAT, chat(messages, max_tokens=1, kv_transfer_params=FIRST_LEG, return_token_ids=True))
     assert first["choices"][0]["finish_reason"] == "length"
@@ -267,7 +270,7 @@ def token_id_places(pair: Pair) -> None:
 
 @exchange
 def cached_tokens(pair: Pair) -> None:
-    """Only whole blocks before the last token count as cached; decode repeats prefill's number, whatever it holds itself."""
+    """Only whole blocks before the last token count as cached; decode repeats prefill's number, not its own."""
     prompt = pair.prompt(96)
 
     def cached(answer: Json) -> int:
@@ -317,7 +320,7 @@ def max_completion_tokens_wins(pair: Pair) -> None:
 
 @exchange
 def several_choices_and_prompts(pair: Pair) -> None:
-    """n gives choices of one prompt, a list gives one per prompt; prefill hands over only the first prompt's KV."""
+    """With n one prompt has several choices, a list has one a prompt; prefill hands over the first prompt's KV."""
     prompt = pair.prompt(40)
     two = pair.prefill.ok(COMPLETIONS, plain(prompt, n=2, temperature=1, seed=1))
     assert [choice["index"] for choice in two["choices"]] == [0, 1]
@@ -470,7 +473,7 @@ def poison(pair: Pair) -> None:
 
 @exchange
 def lease_runs_out(pair: Pair) -> None:
-    """KV that nobody pulls is held until the lease ends, and then counted; a pull that comes later is still answered."""
+    """KV that nobody pulls is held until the lease ends, and then counted; a later pull is still answered."""
     prompt = pair.prompt(70)
     before = pair.prefill.metrics()
     params = pair.first_leg(prompt)
@@ -503,7 +506,9 @@ def unreachable(pair: Pair, prompt: list[int], target: Target) -> httpx.Response
     """A second leg whose parameters name a port where nothing listens."""
     params = pair.first_leg(prompt) if target is pair.decode else None
     if params is None:
-        params = pair.decode.ok(COMPLETIONS, plain(prompt, max_tokens=1, kv_transfer_params=FIRST_LEG))["kv_transfer_params"]
+        params = pair.decode.ok(COMPLETIONS, plain(prompt, max_tokens=1, kv_transfer_params=FIRST_LEG))[
+            "kv_transfer_params"
+        ]
     # An engine that has been met before is not asked again: another id makes it a stranger.
     stranger = {"remote_port": 9, "remote_engine_id": f"gone-{pair.random.random()}"}
     return target.post(COMPLETIONS, plain(prompt, kv_transfer_params={**params, **stranger}))
@@ -675,7 +680,10 @@ class Subscriber:
     def _warm(self) -> None:
         """Wait until the subscription holds: publish something until it is heard."""
         for attempt in range(50):
-            self._target.ok(COMPLETIONS, plain([7] * 31 + [random.randrange(100, VOCABULARY)], cache_salt=f"warm{attempt}{random.random()}"))  # noqa: S311
+            self._target.ok(
+                COMPLETIONS,
+                plain([7] * 31 + [random.randrange(100, VOCABULARY)], cache_salt=f"warm{attempt}{random.random()}"),
+            )
             if self.batches(0.2):
                 while self.batches(0.2):
                     pass
@@ -732,7 +740,7 @@ STORED_FIELDS = {
 
 @exchange
 def events_tell_the_chain(pair: Pair) -> None:
-    """A prompt's whole blocks are told at once, chained from the root; generated blocks as they fill; sequences are consecutive."""
+    """A prompt's whole blocks are told at once, chained from the root, and generated blocks as they fill."""
     subscriber = Subscriber(pair.prefill)
     try:
         prompt = pair.prompt(70)
@@ -762,7 +770,7 @@ def events_tell_the_chain(pair: Pair) -> None:
 
 @exchange
 def events_of_pulled_blocks(pair: Pair) -> None:
-    """Decode tells pulled blocks as ordinary ones, with the same hashes as prefill; an aligned prompt's last block comes again."""
+    """Decode tells pulled blocks as any, with prefill's hashes; an aligned prompt's last block comes again."""
     on_prefill, on_decode = Subscriber(pair.prefill), Subscriber(pair.decode)
     try:
         prompt = pair.prompt(96)
@@ -875,23 +883,113 @@ def _refusals() -> list[Refusal]:
     return [
         Refusal("max_tokens_0", COMPLETIONS, {**prompt, "max_tokens": 0}, 400, bad, "max_tokens", at_least),
         Refusal("chat_max_tokens_0", CHAT, {**talk, "max_tokens": 0}, 400, bad, "max_tokens", at_least),
-        Refusal("min_tokens", COMPLETIONS, {**prompt, "max_tokens": 1, "min_tokens": 5}, 400, bad, None, "min_tokens must be less"),
-        Refusal("stream_options", COMPLETIONS, {**prompt, **options}, 400, bad, "stream_options", "Stream options can only be"),
-        Refusal("chat_stream_options", CHAT, {**talk, **options}, 400, bad, "stream_options", "Stream options can only be"),
-        Refusal("unknown_model", COMPLETIONS, {**prompt, "model": "x"}, 404, "NotFoundError", "model", "The model `x` does not exist."),
-        Refusal("chat_unknown_model", CHAT, {**talk, "model": "x"}, 404, "NotFoundError", "model", "The model `x` does not exist."),
+        Refusal(
+            "min_tokens",
+            COMPLETIONS,
+            {**prompt, "max_tokens": 1, "min_tokens": 5},
+            400,
+            bad,
+            None,
+            "min_tokens must be less",
+        ),
+        Refusal(
+            "stream_options",
+            COMPLETIONS,
+            {**prompt, **options},
+            400,
+            bad,
+            "stream_options",
+            "Stream options can only be",
+        ),
+        Refusal(
+            "chat_stream_options", CHAT, {**talk, **options}, 400, bad, "stream_options", "Stream options can only be"
+        ),
+        Refusal(
+            "unknown_model",
+            COMPLETIONS,
+            {**prompt, "model": "x"},
+            404,
+            "NotFoundError",
+            "model",
+            "The model `x` does not exist.",
+        ),
+        Refusal(
+            "chat_unknown_model",
+            CHAT,
+            {**talk, "model": "x"},
+            404,
+            "NotFoundError",
+            "model",
+            "The model `x` does not exist.",
+        ),
         Refusal("no_prompt", COMPLETIONS, {}, 400, bad, "prompt", "Either prompt or prompt_embeds must be provided"),
-        Refusal("empty_text", COMPLETIONS, {"prompt": ""}, 400, bad, "prompt", "Either prompt or prompt_embeds must be provided"),
+        Refusal(
+            "empty_text",
+            COMPLETIONS,
+            {"prompt": ""},
+            400,
+            bad,
+            "prompt",
+            "Either prompt or prompt_embeds must be provided",
+        ),
         Refusal("empty_ids", COMPLETIONS, {"prompt": []}, 400, bad, None, "You must pass at least one prompt"),
         Refusal("no_messages", CHAT, {}, 400, form, "body.messages", "Field required"),
-        Refusal("empty_messages", CHAT, {"messages": []}, 400, bad, None, "Cannot apply chat template to an empty conversation"),
-        Refusal("temperature", COMPLETIONS, {**prompt, "temperature": -3}, 400, bad, "temperature", "temperature must be non-negative"),
-        Refusal("too_long", COMPLETIONS, {"prompt": [200] * 2800}, 400, bad, "input_tokens", "maximum context length is 2048 tokens"),
-        Refusal("too_many", COMPLETIONS, {**prompt, "max_tokens": 5000}, 400, bad, "max_tokens", "max_tokens=5000 cannot be greater"),
+        Refusal(
+            "empty_messages",
+            CHAT,
+            {"messages": []},
+            400,
+            bad,
+            None,
+            "Cannot apply chat template to an empty conversation",
+        ),
+        Refusal(
+            "temperature",
+            COMPLETIONS,
+            {**prompt, "temperature": -3},
+            400,
+            bad,
+            "temperature",
+            "temperature must be non-negative",
+        ),
+        Refusal(
+            "too_long",
+            COMPLETIONS,
+            {"prompt": [200] * 2800},
+            400,
+            bad,
+            "input_tokens",
+            "maximum context length is 2048 tokens",
+        ),
+        Refusal(
+            "too_many",
+            COMPLETIONS,
+            {**prompt, "max_tokens": 5000},
+            400,
+            bad,
+            "max_tokens",
+            "max_tokens=5000 cannot be greater",
+        ),
         Refusal("vocabulary", COMPLETIONS, {"prompt": [70_000]}, 400, bad, None, "Token id 70000 is out of vocabulary"),
         Refusal("n_0", COMPLETIONS, {**prompt, "n": 0}, 400, bad, None, "n must be at least 1, got 0."),
-        Refusal("greedy_n", COMPLETIONS, {**prompt, "n": 2, "temperature": 0}, 400, bad, None, "n must be 1 when using greedy sampling"),
-        Refusal("word_for_number", COMPLETIONS, {**prompt, "max_tokens": "abc"}, 400, form, "body.max_tokens", "valid integer"),
+        Refusal(
+            "greedy_n",
+            COMPLETIONS,
+            {**prompt, "n": 2, "temperature": 0},
+            400,
+            bad,
+            None,
+            "n must be 1 when using greedy sampling",
+        ),
+        Refusal(
+            "word_for_number",
+            COMPLETIONS,
+            {**prompt, "max_tokens": "abc"},
+            400,
+            form,
+            "body.max_tokens",
+            "valid integer",
+        ),
         Refusal(
             "params_not_an_object",
             COMPLETIONS,
@@ -912,8 +1010,24 @@ def _refusals() -> list[Refusal]:
         ),
         Refusal("no_input", RESPONSES, {}, 400, form, "body.input", "Field required"),
         Refusal("messages_without_limit", MESSAGES, talk, 400, form, "body.max_tokens", "Field required"),
-        Refusal("render_off", "/v1/chat/completions/render", talk, 403, "PermissionDeniedError", None, "Scale-out endpoints are disabled"),
-        Refusal("unload_unknown", "/v1/unload_lora_adapter", {"lora_name": "z"}, 404, "NotFoundError", None, "adapter 'z' cannot be found"),
+        Refusal(
+            "render_off",
+            "/v1/chat/completions/render",
+            talk,
+            403,
+            "PermissionDeniedError",
+            None,
+            "Scale-out endpoints are disabled",
+        ),
+        Refusal(
+            "unload_unknown",
+            "/v1/unload_lora_adapter",
+            {"lora_name": "z"},
+            404,
+            "NotFoundError",
+            None,
+            "adapter 'z' cannot be found",
+        ),
     ]
 
 

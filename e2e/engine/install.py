@@ -1,8 +1,8 @@
 """The environment of the real engine: vLLM built for the CPU with NIXL, in a virtual environment of its own.
 
-Boundary: makes, checks and finds that environment; starting servers is `real`'s business. A mark written last says that it is whole,
-so that a half-made one is never used (it cannot be renamed into place: its scripts carry its path); its folder's name carries a hash
-of everything that shapes it.
+Boundary: makes, checks and finds that environment; starting servers is `real`'s business. A mark written last says
+that it is whole, so that a half-made one is never used (it cannot be renamed into place: its scripts carry its path);
+its folder's name carries a hash of everything that shapes it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import Progress
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +140,15 @@ def _add_vllm_metadata(environment: Path) -> None:
 
 def _compile(environment: Path, log: Path, env: dict[str, str]) -> None:
     # Errors of single files are expected (templates, Python 2 remnants in packages): -qq and no check of each.
-    command = [environment / "bin/python", "-m", "compileall", "-qq", "-j", "0", site_packages(environment)]
+    command: list[str | Path] = [
+        environment / "bin/python",
+        "-m",
+        "compileall",
+        "-qq",
+        "-j",
+        "0",
+        site_packages(environment),
+    ]
     with log.open("ab") as stream:
         subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=env, check=False)
     if not list((site_packages(environment) / "vllm" / "__pycache__").glob("*.pyc")):
@@ -159,14 +167,15 @@ def _check(environment: Path, log: Path, env: dict[str, str]) -> None:
 
 
 def _build(final: Path, progress: Progress) -> None:
-    # Scripts of an environment carry its path, so it is built at its final place; the mark beside it, written last, makes it whole.
+    # Scripts of an environment carry its path, so it is built at its final place; the mark beside it, written last,
+    # makes it whole.
     log = final.parent / "install.log"
     env = {
         key: value
         for key, value in os.environ.items()
         if key not in {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
     }
-    pip = [uv(), "pip", "install", "--python", final / "bin/python", "--no-deps"]
+    pip: list[str | Path] = [uv(), "pip", "install", "--python", final / "bin/python", "--no-deps"]
     with progress.step(f"virtual environment on {interpreter()}"):
         _logged([uv(), "venv", "--quiet", "--python", interpreter(), final], log, env)
     with progress.step(f"packages (about 2.7 GB of downloads when nothing is cached; log {log})"):
@@ -203,7 +212,7 @@ def install(progress: Progress | None = None) -> Path:
 
 
 def host_mounts() -> list[Path]:
-    """The folders that a pod must see at their own paths to run this environment: `/usr`, the interpreter's prefix, the environment."""
+    """What a pod must mount at its own path to run the engine: `/usr`, the interpreter's prefix, the environment."""
     prefix = interpreter().parent.parent
     wanted = [Path("/usr"), prefix, venv()]
     return [path for path in wanted if not any(other != path and path.is_relative_to(other) for other in wanted)]

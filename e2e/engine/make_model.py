@@ -1,7 +1,7 @@
-"""A program for the engine's own interpreter: write a tiny Qwen3 with random weights and a tokenizer trained on pinned text.
+"""A program for the engine's own interpreter: write a tiny random Qwen3 and a tokenizer trained on pinned text.
 
-Usage: `make_model.py FOLDER SEED`. Boundary: no import of this project, because it runs where only the engine's packages are.
-The text comes from packages whose versions are pinned, so that the same pins give the same vocabulary.
+Usage: `make_model.py FOLDER SEED`. Boundary: no import of this project, because it runs where only the engine's
+packages are. The text comes from packages whose versions are pinned, so that the same pins give the same vocabulary.
 """
 
 import sys
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file  # type: ignore[import-not-found]
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -44,7 +45,7 @@ def write_tokenizer(folder: str) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(training_texts(), trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=MAX_TOKENS
+        tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0], model_max_length=MAX_TOKENS
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
@@ -76,8 +77,6 @@ def write_weights(folder: str, tokenizer: PreTrainedTokenizerFast, seed: int) ->
 
 def write_adapter(folder: Path, seed: int) -> None:
     """Save a small LoRA adapter over the attention projections, in the form that engines load."""
-    from safetensors.torch import save_file
-
     generator = torch.Generator().manual_seed(seed + 1)
     rank, hidden, queries = 8, 256, 256
     weights = {}
@@ -87,9 +86,9 @@ def write_adapter(folder: Path, seed: int) -> None:
         weights[f"{stem}.lora_B.weight"] = torch.randn(queries, rank, generator=generator)
     folder.mkdir()
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = '{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "bias": "none", '
+    config = '{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, '
     (folder / "adapter_config.json").write_text(
-        config + '"target_modules": ["q_proj"], "base_model_name_or_path": "tiny"}\n'
+        config + '"bias": "none", "target_modules": ["q_proj"], "base_model_name_or_path": "tiny"}\n'
     )
 
 

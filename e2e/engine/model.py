@@ -52,7 +52,7 @@ def make(progress: Progress | None = None) -> Path:
     part.mkdir()
     try:
         with progress.step("tiny model"):
-            command = [install.venv() / "bin/python", MAKER, part, str(SEED)]
+            command: list[str | Path] = [install.venv() / "bin/python", MAKER, part, str(SEED)]
             ended = subprocess.run(
                 command, capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"}
             )

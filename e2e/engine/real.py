@@ -1,7 +1,8 @@
-"""Real vLLM servers as plain processes on loopback: sets of prefill and decode engines joined by NIXL, for tests and by hand.
+"""Real vLLM servers as plain processes on loopback: prefill and decode joined by NIXL, for tests and by hand.
 
-Boundary: command lines, environment, waiting and ending; what is asked of the engines is the caller's business. Every engine ends with
-its owner: by the context manager, by the kernel when the owner is killed, and by the next start from the record of process ids.
+Boundary: command lines, environment, waiting and ending; what is asked of the engines is the caller's business. Every
+engine ends with its owner: by the context manager, by the kernel when the owner is killed, and by the next start from
+the record of process ids.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import httpx
 
@@ -27,8 +28,8 @@ from e2e.cluster.progress import Progress, last_lines
 from e2e.engine import install, model
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
 
 Role = Literal["prefill", "decode", "aggregated"]
 HOST = "127.0.0.1"
@@ -42,8 +43,8 @@ PR_SET_PDEATHSIG = 1
 def free_ports(count: int) -> list[int]:
     """Ports of loopback that nothing listens on, all different.
 
-    Below the range from which the kernel takes ports of outgoing connections: an engine needs half a minute until it listens, and by
-    then another program's connection, or its own inner sockets, could have taken one.
+    Below the range from which the kernel takes ports of outgoing connections: an engine needs half a minute until it
+    listens, and by then another program's connection, or its own inner sockets, could have taken one.
     """
     found: set[int] = set()
     while len(found) < count:
@@ -165,7 +166,8 @@ def _die_with_owner() -> None:
 class RealEngine:
     """One vLLM server.
 
-    `extra` are further arguments of `vllm serve`, which win over the generated ones because they come last; `env` likewise.
+    `extra` are further arguments of `vllm serve`, which win over the generated ones because they come last; `env`
+    likewise.
     """
 
     role: Role
@@ -211,7 +213,7 @@ class RealEngine:
                 stdin=subprocess.DEVNULL,
                 env=self.variables(),
                 start_new_session=True,
-                preexec_fn=_die_with_owner,
+                preexec_fn=_die_with_owner,  # noqa: PLW1509 - one prctl is all that runs there
             )
         _records().mkdir(parents=True, exist_ok=True)
         pid, owner = self.process.pid, os.getpid()

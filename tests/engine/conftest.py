@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+# Before the import: a failed check should show its values, as in a test.
 pytest.register_assert_rewrite("e2e.engine.exchanges")
 
-from e2e.engine import model
-from e2e.engine.exchanges import Pair, Target
-from e2e.engine.real import EngineSet, RealEngine
-from e2e.engine.standin.process import StandinProcess
+from e2e.engine import model  # noqa: E402
+from e2e.engine.exchanges import Pair, Target  # noqa: E402
+from e2e.engine.real import EngineSet, RealEngine  # noqa: E402
+from e2e.engine.standin.process import StandinProcess  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-LEASE_S = 6
+REAL_LEASE_S, STANDIN_LEASE_S = 6, 2
 # Slow enough that a request can be met while it runs.
 STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.002}}'}
 EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--shutdown-timeout", "20")
@@ -30,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ends_engine(order): ends its engine, so it runs after all others, in this order")
+    config.addinivalue_line(
+        "markers", "ends_engine(order): ends its engine, so it runs after all others, in this order"
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -61,8 +64,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind = RealEngine if real else StandinProcess
     adapter = model.folder() / "adapter" if real else tmp_path_factory.mktemp("adapter")
     env = {} if real else STANDIN
-    prefill = kind("prefill", extra=EXTRA, lease_s=LEASE_S, on_failure="recompute", env=env)
-    decode = kind("decode", extra=EXTRA, lease_s=LEASE_S, env=env)
+    lease_s = REAL_LEASE_S if real else STANDIN_LEASE_S
+    prefill = kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env)
+    decode = kind("decode", extra=EXTRA, lease_s=lease_s, env=env)
     with EngineSet([prefill, decode]):
         pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()))
         yield pair

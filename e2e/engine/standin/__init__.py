@@ -1,8 +1,9 @@
-"""The stand-in engine: a program that speaks vLLM's protocols (HTTP, metrics, KV events) without a model, named a stand-in everywhere.
+"""The stand-in engine: speaks vLLM's protocols (HTTP, metrics, KV events) without a model.
 
-Boundary: what a router, an operator or a client can see of vLLM 0.32 is imitated, and held to it by one table of exchanges that drives
-both (`e2e.engine.exchanges`); what an answer means is not: text is a checksum of the prompt. KV travels between stand-ins over a channel
-of their own. It can be told to misbehave (`Rule`), which the real engine cannot.
+Boundary: what a router, an operator or a client can see of vLLM 0.32 is imitated, and held to it by one table of
+exchanges that drives both (`e2e.engine.exchanges`); what an answer means is not: text is a checksum of the prompt. KV
+travels between stand-ins over a channel of their own. It can be told to misbehave (`Rule`), which the real engine
+cannot.
 """
 
 from e2e.engine.standin.clock import ManualClock, RealClock

@@ -9,14 +9,17 @@ import asyncio
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
 from e2e.engine.standin.cli import config_from
-from e2e.engine.standin.config import EngineConfig
 from e2e.engine.standin.script import Settings
 from e2e.engine.standin.standin import Standin
+
+if TYPE_CHECKING:
+    from e2e.engine.standin.config import EngineConfig
 
 
 async def serve(config: EngineConfig, settings: Settings) -> int:
@@ -34,7 +37,10 @@ async def serve(config: EngineConfig, settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     await standin.start()
-    print(f"stand-in engine (not vLLM) for {config.served_names[0]} on {config.host}:{standin.port or 'later'}", flush=True)
+    print(
+        f"stand-in engine (not vLLM) for {config.served_names[0]} on {config.host}:{standin.port or 'later'}",
+        flush=True,
+    )
     await standin.ended.wait()
     return 1 if standin.engine.dead else 0
 

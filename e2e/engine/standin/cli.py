@@ -1,7 +1,7 @@
-"""The stand-in's command line: vLLM's own flags, taken as data from a real engine's parser, so that generated arguments can be tried.
+"""The stand-in's command line: vLLM's own flags, as data from a real engine's parser, so that arguments can be tried.
 
-Boundary: from arguments and environment to `EngineConfig`. An unknown flag, a value of the wrong kind or an unknown key in a
-configuration object is refused as vLLM refuses it: a message on stderr and exit status 2.
+Boundary: from arguments and environment to `EngineConfig`. An unknown flag, a value of the wrong kind or an unknown
+key in a configuration object is refused as vLLM refuses it: a message on stderr and exit status 2.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from e2e.engine.standin.config import EngineConfig
 from e2e.engine.standin.events import EventsConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 FLAGS_FILE = Path(__file__).with_name("flags.json")
 _POWERS = {unit: index + 1 for index, unit in enumerate("kmgt")}
@@ -48,7 +50,7 @@ def size(text: str) -> int:
             return int(text)
         number, unit = found.groups()
         if unit.isupper():
-            return int(number) * 1024 ** _POWERS[unit.lower()]
+            return int(number) * int(1024 ** _POWERS[unit.lower()])
         return int(float(number) * 1000 ** _POWERS[unit])
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"invalid human_readable_int value: {text!r}") from error
@@ -100,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def normal(arguments: Sequence[str]) -> list[str]:
-    """Arguments in the one spelling that the parser knows: dashes for underscores, `--object.key value` gathered into JSON."""
+    """Arguments in the one spelling that the parser knows: dashes, and `--object.key value` gathered into JSON."""
     plain: list[str] = []
     gathered: dict[str, dict[str, Any]] = {}
     pending = iter(arguments)
@@ -161,7 +163,9 @@ def config_from(arguments: Sequence[str], environment: Mapping[str, str]) -> Eng
     block_tokens = given.block_size or plain.block_tokens
     max_model_len = given.max_model_len if given.max_model_len not in {None, -1} else plain.max_model_len
     if transfer.get("kv_connector") and not transfer.get("kv_role"):
-        built.error("Please specify kv_role when kv_connector is set, supported roles are kv_producer, kv_consumer, kv_both")
+        built.error(
+            "Please specify kv_role when kv_connector is set, supported roles are kv_producer, kv_consumer, kv_both"
+        )
     return EngineConfig(
         model=model,
         served_names=tuple(given.served_model_name or [model]),

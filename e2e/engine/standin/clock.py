@@ -57,10 +57,15 @@ class ManualClock:
     async def advance(self, seconds: float) -> None:
         """Let time pass, waking sleepers in order; each gets some turns of the loop before the next."""
         end_s = self._now_s + seconds
+        # What was just started must reach its sleep before time passes.
+        await self._turns()
         while self._sleepers and self._sleepers[0][0] <= end_s:
             self._now_s, _, future = heapq.heappop(self._sleepers)
             if not future.done():
                 future.set_result(None)
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await self._turns()
         self._now_s = end_s
+
+    async def _turns(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)

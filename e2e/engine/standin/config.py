@@ -16,7 +16,7 @@ VERSION = "0.32.0"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One engine. The defaults are those of the tiny model on the real engine, so that byte counts agree, with longer contexts."""
+    """One engine. The defaults are the tiny model's on the real engine, but longer contexts, so that bytes agree."""
 
     model: str = "tiny"
     served_names: tuple[str, ...] = ("tiny",)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import metrics
-from e2e.engine.standin.rank import EngineDead, GenerationFailed, Outcome, Rank
-from e2e.engine.standin.request import Job, Refused
+from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome, Rank
+from e2e.engine.standin.request import Job, RefusedError
 
 if TYPE_CHECKING:
-    from e2e.engine.standin.script import Pace, Rule
-    from e2e.engine.standin.config import EngineConfig
+    from collections.abc import AsyncGenerator, Callable
+
     from e2e.engine.standin.clock import Clock
-    from collections.abc import AsyncIterator, Callable
+    from e2e.engine.standin.config import EngineConfig
+    from e2e.engine.standin.script import Pace, Rule
 
 
 class Engine:
@@ -84,7 +85,7 @@ class Engine:
         """The rank that a request names.
 
         Raises:
-            Refused: there is no such rank.
+            RefusedError: there is no such rank.
         """
         if header is None:
             return None
@@ -93,7 +94,7 @@ class Engine:
         except ValueError:
             return None
         if not 0 <= rank < len(self.ranks):
-            raise Refused(f"data_parallel_rank {rank} is out of range [0, {len(self.ranks)}).")
+            raise RefusedError(f"data_parallel_rank {rank} is out of range [0, {len(self.ranks)}).")
         return rank
 
     def _rank(self, job: Job) -> Rank:
@@ -101,7 +102,7 @@ class Engine:
             return self.ranks[job.rank]
         return min(self.ranks, key=lambda rank: rank.load)
 
-    async def stream(self, job: Job, outcome: Outcome, rule: Rule | None) -> AsyncIterator[bytes]:
+    async def stream(self, job: Job, outcome: Outcome, rule: Rule | None) -> AsyncGenerator[bytes, None]:
         """The tokens of one job as they are generated."""
         async with aclosing(self._run(job, outcome, rule, whole=False)) as run:
             async for piece in run:
@@ -126,9 +127,9 @@ class Engine:
             for task in tasks:
                 task.cancel()
 
-    async def _run(self, job: Job, outcome: Outcome, rule: Rule | None, *, whole: bool) -> AsyncIterator[bytes]:
+    async def _run(self, job: Job, outcome: Outcome, rule: Rule | None, *, whole: bool) -> AsyncGenerator[bytes, None]:
         if self.dead:
-            raise EngineDead("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+            raise EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
         if self.draining:
             outcome.finish_reason = "abort"
             return
@@ -157,4 +158,4 @@ class Engine:
         return {str(rank.number): rank.event_source() for rank in self.ranks} if self.config.events.publishes else {}
 
 
-__all__ = ["Engine", "EngineDead", "GenerationFailed", "Outcome"]
+__all__ = ["Engine", "EngineDeadError", "GenerationError", "Outcome"]

@@ -1,4 +1,4 @@
-"""KV events of one rank over ZeroMQ, with replay: vLLM's wire form (topic, 8-byte big-endian sequence, msgpack `[ts, events, rank]`).
+"""KV events of one rank over ZeroMQ, with replay, in vLLM's form: topic, 8-byte sequence, msgpack `[ts, events, rank]`.
 
 Boundary: sockets and the buffer of sent batches; what happened to blocks is told by `kv`.
 """
@@ -9,11 +9,10 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
-
 
 if TYPE_CHECKING:
     from e2e.engine.standin.kv import Event
@@ -67,11 +66,11 @@ class Publisher:
         self._pub = self._socket(zmq.PUB, self._config.endpoint)
         if self._config.replay_endpoint:
             self._replay = self._socket(zmq.ROUTER, self._config.replay_endpoint)
-            asyncio.get_running_loop().add_reader(self._replay.getsockopt(zmq.FD), self._answer_replays)
+            asyncio.get_running_loop().add_reader(int(self._replay.getsockopt(zmq.FD)), self._answer_replays)
 
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
         assert self._context is not None
-        sock = self._context.socket(kind)
+        sock: zmq.Socket[Any] = self._context.socket(kind)
         sock.setsockopt(zmq.LINGER, 0)
         sock.set_hwm(self._config.hwm)
         own = rank_endpoint(endpoint, self._rank) or ""
@@ -84,7 +83,7 @@ class Publisher:
     def close(self) -> None:
         """Close the sockets."""
         if self._replay is not None:
-            asyncio.get_running_loop().remove_reader(self._replay.getsockopt(zmq.FD))
+            asyncio.get_running_loop().remove_reader(int(self._replay.getsockopt(zmq.FD)))
             self._replay.close()
         if self._pub is not None:
             self._pub.close()
@@ -104,10 +103,11 @@ class Publisher:
 
     def _answer_replays(self) -> None:
         # The descriptor only tells that something changed: read until nothing is left.
-        while self._replay is not None and self._replay.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._replay is not None and int(self._replay.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self._replay.recv_multipart()
-            if len(frames) == 3 and frames[1] == b"" and len(frames[2]) == 8:
-                self._send_replay(frames[0], int.from_bytes(frames[2], "big"))
+            match frames:
+                case [peer, b"", start]:
+                    self._send_replay(peer, int.from_bytes(start, "big"))
 
     def _send_replay(self, peer: bytes, start: int) -> None:
         assert self._replay is not None

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the stand-in engine at the level of asyncio protocols: cheap enough for benchmarks, and able to misbehave byte by byte.
+"""HTTP/1.1 of the stand-in as asyncio protocols: cheap enough for benchmarks, able to misbehave byte by byte.
 
 Boundary: framing, recording and the faults that concern bytes (`script.Rule`); what an answer says is `api`'s business.
 """
@@ -11,15 +11,14 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, cast, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 import msgspec
 
-
 if TYPE_CHECKING:
-    from e2e.engine.standin.script import Rule
     from e2e.engine.standin.clock import Clock
+    from e2e.engine.standin.script import Rule
 
 Application = Callable[["Recorded", "Reply"], Awaitable[None]]
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -79,7 +78,7 @@ class Recorded:
         return f"<{self.method} {self.path} {len(self.body)} bytes, status {self.status}, finished {self.finished}>"
 
 
-class Gone(Exception):
+class GoneError(Exception):
     """The client's connection is gone, or was ended by a rule: nothing more can be written."""
 
 
@@ -149,7 +148,7 @@ class Reply:
     def reset(self) -> None:
         """Tear the connection down with RST."""
         self._connection.reset()
-        raise Gone
+        raise GoneError
 
     async def _scripted(self, payload: bytes, frame: bytes) -> None:
         """Write in the rule's portions; with `frame` each portion is a chunk of its own."""
@@ -172,7 +171,7 @@ class Reply:
                 # What was written before must reach the client before the end does.
                 await asyncio.sleep(0.01 if limit else 0)
                 stop()
-                raise Gone
+                raise GoneError
         await self._connection.write(self.recorded, piece)
 
     def _end(self) -> None:
@@ -182,7 +181,7 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection: parses requests and runs them one after another, each in a task that ends with the connection."""
+    """One client's connection: runs its requests one after another, in a task that ends with the connection."""
 
     def __init__(
         self,
@@ -208,12 +207,14 @@ class Connection(asyncio.Protocol):
 
     # asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start parsing."""
         self._transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Feed the parser."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -224,10 +225,11 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def eof_received(self) -> bool:
-        # A half-closed connection counts as a client that left, as uvicorn takes it.
+        """Treat a half-closed connection as a client that left, as uvicorn does."""
         return False
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        """Note which answers were not finished, and end what makes them."""
         self._transport = None
         self._open.discard(self)
         self._writable.set()
@@ -241,29 +243,37 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     def pause_writing(self) -> None:
+        """The client does not read."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        """The client reads again."""
         self._writable.set()
 
     # httptools
     def on_message_begin(self) -> None:
+        """A request begins."""
         self._target, self._headers, self._body = b"", [], []
 
     def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        """Ask for the body if the client waits for that."""
         if any(name.lower() == b"expect" for name, _ in self._headers) and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
+        """A part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        """Run the request, after those before it."""
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         method = self._parser.get_method().decode("latin-1")
         recorded = Recorded(method, self._target, self._headers, body, self._clock.now())
@@ -278,7 +288,7 @@ class Connection(asyncio.Protocol):
                 reply = self._queue.popleft()
                 self._current = reply.recorded
                 await self._application(reply.recorded, reply)
-        except Gone:
+        except GoneError:
             self.close()
         finally:
             self._task = None
@@ -296,10 +306,10 @@ class Connection(asyncio.Protocol):
         """Write and wait while the client does not read.
 
         Raises:
-            Gone: the connection is closed.
+            GoneError: the connection is closed.
         """
         if self._transport is None or self._transport.is_closing():
-            raise Gone
+            raise GoneError
         recorded.sent_bytes += len(payload)
         self._transport.write(payload)
         if not self._writable.is_set():

@@ -1,10 +1,10 @@
-"""The stand-in's KV cache: blocks, their keys and contents, leases of prefill's blocks; what vLLM's block pool does, without the memory.
+"""The stand-in's KV cache: blocks with keys and contents, and leases: vLLM's block pool without the memory.
 
 Boundary: pure bookkeeping on one rank; no clock, no I/O. Events come out as plain lists for `events` to publish.
 
-A block's *key* is the chained hash of the tokens it should hold, its *content* is what it really holds: the model state before it and its
-tokens. They part when a block was pulled with the parameters of another prompt, and then a later hit on the key continues the wrong
-text, as on a real engine.
+A block's *key* is the chained hash of the tokens it should hold, its *content* is what it really holds: the model
+state before it and its tokens. They part when a block was pulled with the parameters of another prompt, and then a
+later hit on the key continues the wrong text, as on a real engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Content(NamedTuple):
         return zlib.crc32(self.tokens, self.before)
 
 
-class OutOfBlocks(Exception):
+class OutOfBlocksError(Exception):
     """Not enough free blocks now."""
 
 
@@ -57,7 +57,7 @@ class Chain:
 def chain(
     tokens: bytes, block_tokens: int, *, lora: str | None = None, salt: str | None = None, parent: int | None = None
 ) -> Chain:
-    """The keys of every full block of a sequence: low 64 bits of a hash over the parent's key, the tokens and the extra keys.
+    """The keys of every full block of a sequence: 64 bits of a hash over the parent's key, tokens and extra keys.
 
     `parent` continues a chain (then `salt` is in it already).
     """
@@ -77,7 +77,7 @@ def chain(
 
 
 def contents(tokens: bytes, block_tokens: int, before: int) -> list[Content]:
-    """The contents of the blocks of a sequence whose first token follows the state `before`; the last may be partial."""
+    """The contents of a sequence's blocks, its first token following the state `before`; the last may be partial."""
     size = block_tokens * TOKEN_BYTES
     found = []
     for at in range(0, len(tokens), size):
@@ -88,7 +88,7 @@ def contents(tokens: bytes, block_tokens: int, before: int) -> list[Content]:
 
 
 class BlockPool:
-    """Blocks with reference counts, a least-recently-used queue of free ones that keep their content, and the index by key."""
+    """Blocks with reference counts, free ones in least-recently-used order with content, and the index by key."""
 
     def __init__(self, blocks: int, block_tokens: int, *, caching: bool) -> None:
         self.block_tokens = block_tokens
@@ -123,11 +123,11 @@ class BlockPool:
         """Take cached blocks and `fresh` empty ones for a request; evictions are appended to `events`.
 
         Raises:
-            OutOfBlocks: nothing was taken.
+            OutOfBlocksError: nothing was taken.
         """
         idle_hits = sum(1 for block in hits if block.users == 0)
         if fresh + idle_hits > len(self._free):
-            raise OutOfBlocks
+            raise OutOfBlocksError
         for block in hits:
             if block.users == 0:
                 del self._free[block.number]
@@ -179,10 +179,11 @@ def stored_event(
     parent: int | None,
     tokens: bytes,
     block_tokens: int,
+    *,
     lora: tuple[int, str] | None,
     session_id: str | None,
 ) -> Event:
-    """A BlockStored event for consecutive blocks, in vLLM 0.32's form: a map; fields equal to their default are missing."""
+    """A BlockStored event for consecutive blocks, in vLLM 0.32's form: a map; fields at their default are missing."""
     event: Event = {
         "type": "BlockStored",
         "block_hashes": chain_part.keys,
@@ -213,7 +214,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """The leases of one rank. A lease that is over keeps its contents for a while: a late reader finds the memory as it was."""
+    """The leases of one rank. One that is over stays readable for a while, as memory does."""
 
     active: dict[str, Lease] = field(default_factory=dict)
     over: OrderedDict[str, Lease] = field(default_factory=OrderedDict)

@@ -1,15 +1,16 @@
-"""The stand-in's `/metrics`: the families of vLLM 0.32 (`metrics.json`, taken from a real server), with values of what was served.
+"""The stand-in's `/metrics`: the families of vLLM 0.32 (`metrics.json`, from a real one), counting what was served.
 
-Boundary: counting and rendering; one instance per rank. Families that need a connector or LoRA appear only with it, as on a real server.
+Boundary: counting and rendering; one instance per rank. Families that need a connector or LoRA appear only with it,
+as on a real server.
 """
 
 from __future__ import annotations
 
 import bisect
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +35,7 @@ _CONSTANT = {("vllm:engine_sleep_state", "awake"): 1.0}
 
 
 def _number(value: float) -> str:
-    return f"{float(value)!r}" if value == value else "NaN"
+    return repr(float(value))
 
 
 def _labels(pairs: Mapping[str, str]) -> str:
@@ -58,7 +59,7 @@ class Histogram:
 
 
 class Metrics:
-    """The values of one rank. A name is given without `vllm:`; a label's value stands for the label set that holds it."""
+    """The values of one rank. A name is given without `vllm:`; a label's value stands for its label set."""
 
     def __init__(self, *, connector: bool, consumer: bool, lora: bool) -> None:
         hidden = ("vllm:nixl_",) if not connector else ()

@@ -1,6 +1,7 @@
 """`/v1/responses` and `/v1/messages` of the stand-in: the same generation in two further shapes.
 
-Boundary: bodies are brought into chat form and go through the same reader and engine; tools, files and stored responses are left out.
+Boundary: bodies are brought into chat form and go through the same reader and engine; tools, files and stored
+responses are left out.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import tokens
-from e2e.engine.standin.rank import EngineDead, GenerationFailed, Outcome
+from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.request import Asked, Body, invalid
 from e2e.engine.standin.shapes import answer_text, encode, piece_text
 
 if TYPE_CHECKING:
-    from e2e.engine.standin.http import Recorded, Reply
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
+
     from e2e.engine.standin.api import Api
+    from e2e.engine.standin.http import Recorded, Reply
 
 
 def typed_event(value: Body) -> bytes:
@@ -43,7 +45,7 @@ class _Typed:
         try:
             async for piece in self._events(asked, identity, outcome, reply):
                 await reply.chunk(typed_event(piece))
-        except (EngineDead, GenerationFailed):
+        except (EngineDeadError, GenerationError):
             await reply.chunk(
                 typed_event({"type": "error", "error": {"type": "internal_error", "message": "Internal server error"}})
             )
@@ -52,10 +54,10 @@ class _Typed:
     def _whole(self, asked: Asked, identity: str, outcome: Outcome) -> Body:
         raise NotImplementedError
 
-    def _events(self, asked: Asked, identity: str, outcome: Outcome, reply: Reply) -> AsyncIterator[Body]:
+    def _events(self, asked: Asked, identity: str, outcome: Outcome, reply: Reply) -> AsyncGenerator[Body, None]:
         raise NotImplementedError
 
-    async def _texts(self, asked: Asked, outcome: Outcome, reply: Reply) -> AsyncIterator[str]:
+    async def _texts(self, asked: Asked, outcome: Outcome, reply: Reply) -> AsyncGenerator[str, None]:
         async with aclosing(self.api.engine.stream(asked.jobs[0], outcome, reply.rule)) as generation:
             async for piece in generation:
                 yield piece_text(piece)
@@ -75,10 +77,9 @@ class Messages(_Typed):
         for name in ("messages", "max_tokens"):
             if body.get(name) is None:
                 raise invalid(f"body.{name}", "missing", "Field required", f"<dict of {len(body)} items>")
-        identity = self.api.identity(recorded, body, "chatcmpl-")
-        session = recorded.header("x-session-id")
-        asked = self.api.reader.chat(self._chat_body(body), identity, self.api.rank(recorded), session, ("max_tokens",))
-        await self._answer(reply, asked, identity)
+        origin = self.api.origin(recorded, body, "chatcmpl-")
+        asked = self.api.reader.chat(self._chat_body(body), origin, ("max_tokens",))
+        await self._answer(reply, asked, origin.identity)
 
     async def count(self, recorded: Recorded, reply: Reply) -> None:
         """`POST /v1/messages/count_tokens`."""
@@ -111,22 +112,18 @@ class Messages(_Typed):
             **({"kv_transfer_params": outcome.transfer} if outcome.transfer else {}),
         }
 
-    async def _events(self, asked: Asked, identity: str, outcome: Outcome, reply: Reply) -> AsyncIterator[Body]:
+    def _begun(self, asked: Asked, identity: str) -> Body:
+        message = {"id": identity, "type": "message", "role": "assistant", "content": [], "model": asked.model}
+        usage = {"input_tokens": asked.jobs[0].prompt_tokens, "output_tokens": 0}
+        return message | {"stop_reason": None, "stop_sequence": None, "usage": usage}
+
+    async def _events(self, asked: Asked, identity: str, outcome: Outcome, reply: Reply) -> AsyncGenerator[Body, None]:
         started = False
         async with aclosing(self._texts(asked, outcome, reply)) as texts:
             async for text in texts:
                 if not started:
                     started = True
-                    message = {
-                        "id": identity,
-                        "type": "message",
-                        "role": "assistant",
-                        "content": [],
-                        "model": asked.model,
-                    }
-                    message |= {"stop_reason": None, "stop_sequence": None}
-                    message["usage"] = {"input_tokens": asked.jobs[0].prompt_tokens, "output_tokens": 0}
-                    yield {"type": "message_start", "message": message}
+                    yield {"type": "message_start", "message": self._begun(asked, identity)}
                     yield {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
                 yield {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}, "index": 0}
         yield {"type": "content_block_stop", "index": 0}
@@ -147,11 +144,9 @@ class Responses(_Typed):
         instructions = body.get("instructions")
         messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
         messages += [{"role": "user", "content": given}] if isinstance(given, str) else given
-        identity = self.api.identity(recorded, body, "resp_")
-        session = recorded.header("x-session-id")
-        chat = body | {"messages": messages}
-        asked = self.api.reader.chat(chat, identity, self.api.rank(recorded), session, ("max_output_tokens",))
-        await self._answer(reply, asked, identity)
+        origin = self.api.origin(recorded, body, "resp_")
+        asked = self.api.reader.chat(body | {"messages": messages}, origin, ("max_output_tokens",))
+        await self._answer(reply, asked, origin.identity)
 
     def _item(self, identity: str, text: str | None, status: str) -> Body:
         content = [] if text is None else [self._part(text)]
@@ -204,7 +199,7 @@ class Responses(_Typed):
     def _whole(self, asked: Asked, identity: str, outcome: Outcome) -> Body:
         return self._response(asked, identity, outcome, [self._item(identity, answer_text(outcome), "completed")])
 
-    async def _events(self, asked: Asked, identity: str, outcome: Outcome, reply: Reply) -> AsyncIterator[Body]:
+    async def _events(self, asked: Asked, identity: str, outcome: Outcome, reply: Reply) -> AsyncGenerator[Body, None]:
         number = 0
 
         def numbered(kind: str, **fields: Any) -> Body:

@@ -11,29 +11,30 @@ import uuid
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, cast, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from e2e.engine.standin import kv, tokens
 from e2e.engine.standin.events import Publisher, rank_endpoint
 from e2e.engine.standin.metrics import Metrics
-from e2e.engine.standin.transfer import Ask, Peers, SideChannel, Told, TransferFailed
+from e2e.engine.standin.transfer import Ask, Peers, SideChannel, Told, TransferError
 
 if TYPE_CHECKING:
-    from e2e.engine.standin.script import Pace, Rule
-    from e2e.engine.standin.request import Job
-    from e2e.engine.standin.config import EngineConfig
-    from e2e.engine.standin.clock import Clock
+    from collections.abc import AsyncGenerator, Callable, Iterator
     from collections.abc import Sequence as SequenceOf
-    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from e2e.engine.standin.clock import Clock
+    from e2e.engine.standin.config import EngineConfig
+    from e2e.engine.standin.request import Job
+    from e2e.engine.standin.script import Pace, Rule
 
 
-class EngineDead(Exception):
+class EngineDeadError(Exception):
     """The engine core has died: every request is answered 500 and the port closes."""
 
 
-class GenerationFailed(Exception):
+class GenerationError(Exception):
     """The engine ended a request with finish reason `error`."""
 
 
@@ -174,7 +175,7 @@ class Rank:
             return
         assert transfer is not None
         ask = Ask("free", transfer["remote_engine_id"], transfer["remote_request_id"])
-        with contextlib.suppress(TransferFailed):
+        with contextlib.suppress(TransferError):
             await self._peers.ask(transfer["remote_host"], transfer["remote_port"], ask)
 
     # Seats
@@ -223,7 +224,8 @@ class Rank:
             job.transfer and job.transfer.get("do_remote_prefill") and not job.bypass_cache and self._config.pulls
         )
         fresh_blocks = self._blocks_for(job.prompt_tokens)
-        await self._waiting_to_start(remote, lambda: self.pool.free >= fresh_blocks)
+        start = self._waiting_to_start if remote else self._seat
+        await start(lambda: self.pool.free >= fresh_blocks)
         seated = True
         try:
             events: list[kv.Event] = [{"type": "AllBlocksCleared"}] if self._cleared else []
@@ -258,10 +260,7 @@ class Rank:
                 self._leave()
             raise
 
-    async def _waiting_to_start(self, remote: bool, fits: Callable[[], bool]) -> None:
-        if not remote:
-            await self._seat(fits)
-            return
+    async def _waiting_to_start(self, fits: Callable[[], bool]) -> None:
         self._fetching["waiting_to_start"] += 1
         try:
             await self._seat(fits)
@@ -293,8 +292,8 @@ class Rank:
         """Read the blocks that are missing from prefill; False when the policy is to compute them instead.
 
         Raises:
-            EngineDead: the parameters name fewer blocks than the prompt needs.
-            GenerationFailed: the read failed and the policy is `fail`.
+            EngineDeadError: the parameters name fewer blocks than the prompt needs.
+            GenerationError: the read failed and the policy is `fail`.
         """
         transfer = sequence.job.transfer or {}
         if not _complete(transfer) or not transfer.get("remote_block_ids"):
@@ -302,18 +301,18 @@ class Rank:
             return False
         if needed > len(transfer["remote_block_ids"][0]):
             self._die()
-            raise EngineDead("AssertionError: num_local_blocks <= num_remote_blocks")
+            raise EngineDeadError("AssertionError: num_local_blocks <= num_remote_blocks")
         self._fetching["in_progress"] += 1
         try:
             if self._pace().pull_s:
                 await self._clock.sleep(self._pace().pull_s)
             ask = Ask("read", transfer["remote_engine_id"], transfer["remote_request_id"], self._config.model, needed)
             held = await self._peers.ask(transfer["remote_host"], transfer["remote_port"], ask)
-        except TransferFailed as error:
+        except TransferError as error:
             self.metrics.add("nixl_num_failed_transfers_total")
             if self._config.on_failure == "recompute":
                 return False
-            raise GenerationFailed(str(error)) from error
+            raise GenerationError(str(error)) from error
         except asyncio.CancelledError:
             await asyncio.shield(self.free_remote(transfer))
             raise
@@ -364,8 +363,13 @@ class Rank:
             part = kv.Chain(chain.keys[first:], chain.extra_keys[first:])
             parent = chain.keys[first - 1] if first else None
             told = job.prompt[first * size : full * size]
-            events.append(kv.stored_event(part, parent, told, self._config.block_tokens, job.adapter, job.session_id))
+            events.append(self._stored(job, part, parent, told))
         self._publisher.publish(events)
+
+    def _stored(self, job: Job, part: kv.Chain, parent: int | None, told: bytes) -> kv.Event:
+        return kv.stored_event(
+            part, parent, told, self._config.block_tokens, lora=job.adapter, session_id=job.session_id
+        )
 
     def _count_prompt(self, job: Job, cached: int, source: str) -> None:
         add, count = self.metrics.add, job.prompt_tokens
@@ -395,7 +399,7 @@ class Rank:
             events: list[kv.Event] = []
             try:
                 sequence.blocks += self.pool.take([], 1, events)
-            except kv.OutOfBlocks:
+            except kv.OutOfBlocksError:
                 self.metrics.add("num_preemptions_total")
             self._publisher.publish(events)
         full = computed // size
@@ -415,9 +419,7 @@ class Rank:
         self.pool.store(sequence.blocks[at:full], part.keys)
         sequence.keys += part.keys
         if self._config.events.publishes:
-            self._publisher.publish(
-                [kv.stored_event(part, parent, told, self._config.block_tokens, job.adapter, job.session_id)]
-            )
+            self._publisher.publish([self._stored(job, part, parent, told)])
 
     def _state_at(self, sequence: Sequence, at: int) -> int:
         """The state of the tokens before byte `at`, which lies on a block border."""
@@ -430,11 +432,13 @@ class Rank:
             return sequence.hits[at // size].before
         return zlib.crc32(bytes(sequence.known[held:at]), self._state_before(sequence))
 
-    async def generate(self, job: Job, outcome: Outcome, rule: Rule | None, *, whole: bool) -> AsyncIterator[bytes]:
+    async def generate(
+        self, job: Job, outcome: Outcome, rule: Rule | None, *, whole: bool
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the answer token by token (with `whole`, only fill `outcome`, which costs less).
 
         Raises:
-            EngineDead, GenerationFailed: see there.
+            EngineDeadError, GenerationError: see there.
         """
         self.reap()
         sequence = Sequence(job, task=asyncio.current_task())
@@ -456,7 +460,7 @@ class Rank:
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
-        except GenerationFailed:
+        except GenerationError:
             outcome.finish_reason = "error"
             raise
         finally:
@@ -465,7 +469,7 @@ class Rank:
 
     async def _decode(
         self, sequence: Sequence, outcome: Outcome, rule: Rule | None, *, whole: bool
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         job, step_s = sequence.job, self._pace().step_s
         answer, ended = self._answer(sequence, outcome, rule)
         grows = rule is None or rule.text is None
@@ -487,7 +491,7 @@ class Rank:
                 yield piece
         if fault is not None and rule is not None:
             if rule.finish_reason != "abort":
-                raise GenerationFailed("scripted")
+                raise GenerationError("scripted")
             outcome.finish_reason = "abort"
         self.metrics.add("generation_tokens_total", len(outcome.answer))
         self.metrics.observe("request_generation_tokens", len(outcome.answer))

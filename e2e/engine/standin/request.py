@@ -6,19 +6,20 @@ Boundary: pure; no engine state but the names it serves.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
-from typing import Any, TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import tokens
 
 if TYPE_CHECKING:
-    from e2e.engine.standin.config import EngineConfig
     from collections.abc import Callable, Mapping, Sequence
+
+    from e2e.engine.standin.config import EngineConfig
 
 Body = dict[str, Any]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An answer that is an error: HTTP status and vLLM's error fields."""
 
     def __init__(
@@ -32,15 +33,15 @@ class Refused(Exception):
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
 
 
-def _parameter(message: str, name: str, value: object = None) -> Refused:
+def _parameter(message: str, name: str, value: object = None) -> RefusedError:
     shown = "" if value is None else f", value={value}"
-    return Refused(f"{message} (parameter={name}{shown})", param=name)
+    return RefusedError(f"{message} (parameter={name}{shown})", param=name)
 
 
-def invalid(location: str, kind: str, message: str, given: object) -> Refused:
+def invalid(location: str, kind: str, message: str, given: object) -> RefusedError:
     """A body that does not fit the schema, as the validation library reports it."""
     text = f"1 validation error:\n  {{'type': '{kind}', 'loc': '{location}', 'msg': '{message}', 'input': '{given}'}}"
-    return Refused(text, kind="Bad Request", param=location)
+    return RefusedError(text, kind="Bad Request", param=location)
 
 
 @dataclass(slots=True)
@@ -66,6 +67,15 @@ class Job:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return tokens.count(self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose request it is: the answer's id, the rank and the session that it names."""
+
+    identity: str
+    rank: int | None = None
+    session: str | None = None
 
 
 @dataclass(slots=True)
@@ -101,29 +111,32 @@ def limit(body: Body, names: Sequence[str], prompt_tokens: int, config: EngineCo
     """How many tokens may be generated; the first of `names` that is present wins.
 
     Raises:
-        Refused: below 1, or above what the context leaves.
+        RefusedError: below 1, or above what the context leaves.
     """
     asked = next((value for name in names if (value := _integer(body, name)) is not None), None)
     if asked is not None and asked < 1:
         raise _parameter(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     if asked is not None and asked > config.max_model_len:
         raise _parameter(
-            f"max_tokens={asked} cannot be greater than max_model_len={config.max_model_len}. Please request fewer output tokens.",
+            f"max_tokens={asked} cannot be greater than max_model_len={config.max_model_len}. "
+            "Please request fewer output tokens.",
             "max_tokens",
             asked,
         )
     if prompt_tokens > config.max_model_len - 1:
         raise _parameter(
-            f"This model's maximum context length is {config.max_model_len} tokens. However, your prompt contains {prompt_tokens} "
-            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+            f"This model's maximum context length is {config.max_model_len} tokens. However, your prompt contains "
+            f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
             "input_tokens",
             prompt_tokens,
         )
     left = config.max_model_len - prompt_tokens
     if asked is not None and asked > left:
         raise _parameter(
-            f"This model's maximum context length is {config.max_model_len} tokens. However, you requested {asked} output tokens and "
-            f"your prompt contains {prompt_tokens} input tokens. Please reduce the length of the input prompt or the output tokens.",
+            f"This model's maximum context length is {config.max_model_len} tokens. However, you requested {asked} "
+            f"output tokens and your prompt contains {prompt_tokens} input tokens. "
+            "Please reduce the length of the input prompt or the output tokens.",
             "input_tokens",
             prompt_tokens,
         )
@@ -148,9 +161,9 @@ def _check_common(body: Body) -> None:
         )
     choices = _integer(body, "n")
     if choices is not None and choices < 1:
-        raise Refused(f"n must be at least 1, got {choices}.")
+        raise RefusedError(f"n must be at least 1, got {choices}.")
     if choices is not None and choices > 1 and temperature == 0 and not body.get("use_beam_search"):
-        raise Refused(f"n must be 1 when using greedy sampling, got {choices}.")
+        raise RefusedError(f"n must be 1 when using greedy sampling, got {choices}.")
 
 
 def _seed(body: Body, choice: int) -> int:
@@ -161,6 +174,42 @@ def _seed(body: Body, choice: int) -> int:
     if seed is None and choice == 0:
         return 0
     return zlib.crc32(f"{seed} {choice}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all jobs of a request share beside its body."""
+
+    transfer: Body | None
+    adapter: tuple[int, str] | None
+    bypass: bool
+
+
+def _jobs(asked: Asked, origin: Origin, prompt: bytes, most: int, plan: _Plan) -> list[Job]:
+    body = asked.body
+    least = _integer(body, "min_tokens") or 0
+    if least > most:
+        raise RefusedError(f"min_tokens must be less than or equal to max_tokens={most}, got {least}.")
+    return [
+        Job(
+            request_id=origin.identity if asked.choices == 1 else f"{choice}_{origin.identity}",
+            prompt=prompt,
+            most_tokens=most,
+            least_tokens=least,
+            ignore_eos=bool(body.get("ignore_eos")),
+            stop=_stops(body),
+            salt=_seed(body, choice),
+            # Each child has parameters of its own; beam search does without.
+            transfer=dict(plan.transfer) if plan.transfer and not asked.beam else None,
+            adapter=plan.adapter,
+            cache_salt=body.get("cache_salt"),
+            session_id=body.get("session_id") or origin.session,
+            bypass_cache=plan.bypass,
+            full_report=(body.get("vllm_xargs") or {}).get("kv_cache_report_mode") == "full",
+            rank=origin.rank,
+        )
+        for choice in range(asked.choices)
+    ]
 
 
 def _stops(body: Body) -> list[str]:
@@ -179,7 +228,7 @@ class Reader:
         """The name that the answer shows and the adapter, if the name is one.
 
         Raises:
-            Refused: 404 for a name that is not served.
+            RefusedError: 404 for a name that is not served.
         """
         name = body.get("model")
         if not name:
@@ -190,29 +239,25 @@ class Reader:
         if adapter is None:
             valid = ", ".join(self._config.served_names)
             message = f"The model `{name}` does not exist. Valid aliases: {valid}."
-            raise Refused(message, status=404, kind="NotFoundError", param="model")
+            raise RefusedError(message, status=404, kind="NotFoundError", param="model")
         return str(name), (adapter[0], str(name))
 
-    def completion(self, body: Body, request_id: str, rank: int | None, session: str | None) -> Asked:
+    def completion(self, body: Body, origin: Origin) -> Asked:
         """A `/v1/completions` request."""
         transfer = transfer_of(body)
         _check_common(body)
         shown, adapter = self.model(body)
-        prompts = self._prompts(body)
         asked = self._asked(body, shown)
         asked.echo = bool(body.get("echo"))
         asked.logprobs = body.get("logprobs") is not None
-        bypass = body.get("prompt_logprobs") is not None or (asked.echo and asked.logprobs)
-        for index, prompt in enumerate(prompts):
+        plan = _Plan(transfer, adapter, bypass=asked.prompt_logprobs or (asked.echo and asked.logprobs))
+        for index, prompt in enumerate(self._prompts(body)):
             most = limit({"max_tokens": 16, **body}, ("max_tokens",), tokens.count(prompt), self._config)
-            job_id = f"{request_id}-{index}"
-            asked.jobs += self._jobs(
-                body, job_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass
-            )
+            asked.jobs += _jobs(asked, replace(origin, identity=f"{origin.identity}-{index}"), prompt, most, plan)
         return asked
 
-    def chat(self, body: Body, request_id: str, rank: int | None, session: str | None, limits: Sequence[str]) -> Asked:
-        """A chat request (also of `/v1/messages` and `/v1/responses`, brought into this form); the first of `limits` present wins."""
+    def chat(self, body: Body, origin: Origin, limits: Sequence[str]) -> Asked:
+        """A chat request, or one brought into this form; the first of `limits` that is present wins."""
         messages = body.get("messages")
         if messages is None:
             raise invalid("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
@@ -220,17 +265,15 @@ class Reader:
         _check_common(body)
         shown, adapter = self.model(body)
         if not messages:
-            raise Refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        given = self._given_ids(transfer) if not body.get("echo") else None
-        prompt = given if given is not None else tokens.encoded(self.chat_text(body))
+            raise RefusedError("Cannot apply chat template to an empty conversation. Provide at least one message.")
         asked = self._asked(body, shown)
         asked.echo = bool(body.get("echo"))
         asked.logprobs = bool(body.get("logprobs"))
-        bypass = body.get("prompt_logprobs") is not None or asked.echo
+        given = None if asked.echo else self._given_ids(transfer)
+        prompt = given if given is not None else tokens.encoded(self.chat_text(body))
         most = limit(body, limits, tokens.count(prompt), self._config)
-        asked.jobs = self._jobs(
-            body, request_id, prompt, most, transfer, adapter, rank, session, asked.choices, bypass=bypass
-        )
+        plan = _Plan(transfer, adapter, bypass=asked.prompt_logprobs or asked.echo)
+        asked.jobs = _jobs(asked, origin, prompt, most, plan)
         return asked
 
     def chat_text(self, body: Body) -> str:
@@ -255,56 +298,21 @@ class Reader:
             body=body,
         )
 
-    def _jobs(
-        self,
-        body: Body,
-        request_id: str,
-        prompt: bytes,
-        most: int,
-        transfer: Body | None,
-        adapter: tuple[int, str] | None,
-        rank: int | None,
-        session: str | None,
-        choices: int,
-        *,
-        bypass: bool,
-    ) -> list[Job]:
-        least = _integer(body, "min_tokens") or 0
-        if least > most:
-            raise Refused(f"min_tokens must be less than or equal to max_tokens={most}, got {least}.")
-        return [
-            Job(
-                request_id=request_id if choices == 1 else f"{choice}_{request_id}",
-                prompt=prompt,
-                most_tokens=most,
-                least_tokens=least,
-                ignore_eos=bool(body.get("ignore_eos")),
-                stop=_stops(body),
-                salt=_seed(body, choice),
-                # Each child has parameters of its own; beam search does without.
-                transfer=dict(transfer) if transfer and not body.get("use_beam_search") else None,
-                adapter=adapter,
-                cache_salt=body.get("cache_salt"),
-                session_id=body.get("session_id") or session,
-                bypass_cache=bypass,
-                full_report=(body.get("vllm_xargs") or {}).get("kv_cache_report_mode") == "full",
-                rank=rank,
-            )
-            for choice in range(choices)
-        ]
-
     def ids(self, given: Sequence[int]) -> bytes:
         """Tokens of ids from a body.
 
         Raises:
-            Refused: an id outside the vocabulary.
+            RefusedError: an id outside the vocabulary.
         """
-        if any(isinstance(item, int) and item < 0 for item in given):
-            raise invalid("body.prompt.0", "greater_than_equal", "Input should be greater than or equal to 0", given[0])
         try:
             return tokens.from_ids(given)
-        except (OverflowError, TypeError) as error:
-            raise Refused(f"Token id {max(given)} is out of vocabulary") from error
+        except TypeError as error:
+            raise invalid("body.prompt.0", "int_type", "Input should be a valid integer", given[0]) from error
+        except OverflowError as error:
+            if min(given) < 0:
+                message = "Input should be greater than or equal to 0"
+                raise invalid("body.prompt.0", "greater_than_equal", message, min(given)) from error
+            raise RefusedError(f"Token id {max(given)} is out of vocabulary") from error
 
     def _given_ids(self, transfer: Body | None) -> bytes | None:
         name = "prompt_token_ids"
@@ -326,7 +334,7 @@ class Reader:
         if not isinstance(prompt, list):
             raise invalid("body.prompt", "string_type", "Input should be a valid string", prompt)
         if not prompt:
-            raise Refused("You must pass at least one prompt")
+            raise RefusedError("You must pass at least one prompt")
         if isinstance(prompt[0], int):
             return [self.ids(prompt)]
         return [tokens.encoded(item) if isinstance(item, str) else self.ids(item) for item in prompt]

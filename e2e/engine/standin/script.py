@@ -6,7 +6,7 @@ Boundary: says which rule applies to a request; `http` and `api` act on it.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -19,8 +19,9 @@ Leg = Literal["prefill", "decode", "plain"]
 class Rule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One fault or delay, applied to the requests it matches. Every field that is left out asks for nothing.
 
-    Which requests: `path` (regular expression, matched from the start; default: the generation routes), `leg` (by the request's
-    `kv_transfer_params`), `contains` (text anywhere in the body), `where` (in-process only), and at most `times` of them.
+    Which requests: `path` (regular expression, matched from the start; default: the generation routes), `leg` (by the
+    request's `kv_transfer_params`), `contains` (text anywhere in the body), `where` (in-process only), and at most
+    `times` of them.
     """
 
     name: str = ""

@@ -6,7 +6,7 @@ Boundary: pure; from outcomes to JSON values and bytes of events.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -14,8 +14,9 @@ from e2e.engine.standin import tokens
 from e2e.engine.standin.rank import Outcome
 
 if TYPE_CHECKING:
-    from e2e.engine.standin.request import Asked
     from collections.abc import Sequence
+
+    from e2e.engine.standin.request import Asked
 
 Kind = Literal["completion", "chat"]
 encode = msgspec.json.encode

@@ -1,6 +1,7 @@
-"""One stand-in engine as a thing to start and stop: listener, control endpoint, records; in a test's loop or as a process's whole life.
+"""One stand-in engine to start and stop, in a test's loop or as a process: listener, control endpoint, records.
 
-Boundary: lifecycle. The control endpoint is on a port of its own, so that the other port shows vLLM's surface and nothing else.
+Boundary: lifecycle. The control endpoint is on a port of its own, so that the other port shows vLLM's surface and
+nothing else.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import replace
-from typing import Any, Literal, Self, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -18,11 +19,11 @@ from e2e.engine.standin.clock import Clock, RealClock
 from e2e.engine.standin.config import EngineConfig, KvRole
 from e2e.engine.standin.engine import Engine
 from e2e.engine.standin.http import Connection, Recorded, Reply
-from e2e.engine.standin.script import Pace, Rule, Script, Settings
+from e2e.engine.standin.script import Pace, Rule, Script, Settings, leg_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from collections.abc import Callable
+    from types import TracebackType
 
 Role = Literal["prefill", "decode", "aggregated"]
 _KV_ROLES: dict[Role, KvRole | None] = {"prefill": "kv_producer", "decode": "kv_consumer", "aggregated": None}
@@ -82,8 +83,6 @@ class Standin:
 
     def generations(self, leg: Literal["prefill", "decode", "plain"] | None = None) -> list[Recorded]:
         """The recorded generation requests, of one leg or of all."""
-        from e2e.engine.standin.script import leg_of
-
         routes = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
         return [one for one in self.requests if one.path in routes and (leg is None or leg_of(one.body) == leg)]
 
@@ -194,17 +193,9 @@ class Standin:
         await reply.send(200, msgspec.json.encode(told))
 
     async def _command(self, recorded: Recorded) -> Any:
+        if recorded.path in {"/requests", "/rules"}:
+            return self._record_command(recorded)
         match recorded.method, recorded.path:
-            case "GET", "/requests":
-                return [_told(request) for request in self.requests]
-            case "DELETE", "/requests":
-                self.requests.clear()
-            case "GET", "/rules":
-                return self.script.rules()
-            case "POST", "/rules":
-                self.script.add(msgspec.json.decode(recorded.body, type=Rule))
-            case "DELETE", "/rules":
-                self.script.clear()
             case "PUT", "/pace":
                 self.engine.pace = msgspec.json.decode(recorded.body, type=Pace)
             case "PUT", "/listener":
@@ -213,6 +204,22 @@ class Standin:
                 self.reset_connections()
             case "POST", "/reset_prefix_cache":
                 return [rank.clear_cache() for rank in self.engine.ranks]
+            case method, path:
+                raise KeyError(f"no {method} {path}")
+        return {}
+
+    def _record_command(self, recorded: Recorded) -> Any:
+        match recorded.method, recorded.path:
+            case "GET", "/requests":
+                return [_told(request) for request in self.requests]
+            case "GET", "/rules":
+                return self.script.rules()
+            case "POST", "/rules":
+                self.script.add(msgspec.json.decode(recorded.body, type=Rule))
+            case "DELETE", "/requests":
+                self.requests.clear()
+            case "DELETE", "/rules":
+                self.script.clear()
             case method, path:
                 raise KeyError(f"no {method} {path}")
         return {}

@@ -1,8 +1,9 @@
-"""The stand-in's tokenizer and its "model": reversible tokens of two bytes, and text that is a pure function of the tokens before it.
+"""The stand-in's tokenizer (reversible, two bytes a token) and its "model": each token a function of those before it.
 
-Boundary: pure. A sequence of tokens is kept as bytes, two per token, little-endian, because slicing, hashing and comparing bytes costs
-nearly nothing; lists of ids are made only where an answer must show them. Text of k bytes is k/2 tokens, so a text prefix is a token
-prefix. Ids above 0xFE00 are special tokens or the odd last byte of a text; no valid UTF-8 contains those bytes.
+Boundary: pure. A sequence of tokens is kept as bytes, two per token, little-endian, because slicing, hashing and
+comparing bytes costs nearly nothing; lists of ids are made only where an answer must show them. Text of k bytes is
+k/2 tokens, so a text prefix is a token prefix. Ids above 0xFE00 are special tokens or the odd last byte of a text; no
+valid UTF-8 contains those bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def rendered(messages: Sequence[tuple[str, str]], *, add_generation_prompt: bool
 
 
 def state(tokens: bytes, before: int = 0) -> int:
-    """What the KV cache of these tokens "contains": a checksum that can be continued from the one of the tokens before."""
+    """What the KV cache of these tokens "contains": a checksum, continued from the one of the tokens before."""
     return zlib.crc32(tokens, before)
 
 

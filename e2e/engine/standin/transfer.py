@@ -1,6 +1,7 @@
-"""The stand-in's own side channel, in place of NIXL: decode asks prefill for the contents of leased blocks, or tells it to free them.
+"""The stand-in's own side channel, in place of NIXL: decode reads leased blocks of prefill, or tells it to free them.
 
-Boundary: bytes on a TCP connection between two stand-ins (4-byte length, msgpack). Not NIXL's protocol: only stand-ins pair with each other.
+Boundary: bytes on a TCP connection between two stand-ins (4-byte length, msgpack). Not NIXL's protocol: only
+stand-ins pair with each other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class Ask(msgspec.Struct, array_like=True):
-    """A question of decode: the last `count` blocks' contents of a leased request (`read`), its end (`free`), or more time (`beat`)."""
+    """A question of decode: `read` the last `count` blocks of a leased request, `free` them, or `beat`."""
 
     what: Literal["read", "free", "beat"]
     engine_id: str
@@ -35,7 +36,7 @@ class Told(msgspec.Struct, array_like=True):
     held: list[tuple[int, bytes]] = []
 
 
-class TransferFailed(Exception):
+class TransferError(Exception):
     """The blocks could not be read; the message says why."""
 
 
@@ -97,7 +98,7 @@ class Peers:
         """Ask prefill.
 
         Raises:
-            TransferFailed: not reachable in 5 s, another engine answers there, or it does not know the request.
+            TransferError: not reachable in 5 s, another engine answers there, or it does not know the request.
         """
         where = (host, port)
         async with self._locks.setdefault(where, asyncio.Lock()):
@@ -105,13 +106,13 @@ class Peers:
                 told = await asyncio.wait_for(self._exchange(where, ask), CONNECT_TIMEOUT_S)
             except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
                 self._drop(where)
-                raise TransferFailed(f"side channel {host}:{port}: {error!r}") from error
+                raise TransferError(f"side channel {host}:{port}: {error!r}") from error
             except asyncio.CancelledError:
                 # The answer may still arrive: the connection cannot be used for another question.
                 self._drop(where)
                 raise
         if told.error:
-            raise TransferFailed(told.error)
+            raise TransferError(told.error)
         return [Content(before, tokens) for before, tokens in told.held]
 
     async def _exchange(self, where: tuple[str, int], ask: Ask) -> Told:
