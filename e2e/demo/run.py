@@ -112,7 +112,7 @@ def install_product(options: Options, view: View, place: Place) -> None:
             operator_image=options.operator_image or None, router_image=options.router_image or None
         )
         product.install(place.api, objects, place.new_images)
-        product.wait_operator(place.api, lambda word: view.say(step, word))
+        product.operator(place.api).wait_ready(lambda word: view.say(step, word))
 
 
 def sample(options: Options) -> JsonObject:

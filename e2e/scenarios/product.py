@@ -5,15 +5,17 @@ Boundary: the one committed manifest, with images named otherwise only where the
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from e2e.scenarios.pools import Say, wait_for
+from e2e.scenarios.pools import Say, view, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from e2e.scenarios.api import ClusterApi, JsonObject
 
@@ -63,24 +65,61 @@ def install(api: ClusterApi, objects: list[JsonObject], new_images: Sequence[str
         api.kubectl(["rollout", "restart", "--namespace", namespace, f"deployment/{name}"])
 
 
-def wait_operator(api: ClusterApi, say: Say | None = None, timeout_s: float = OPERATOR_TIMEOUT_S) -> None:
-    """Wait until the operator's Deployment is rolled out.
+@dataclass(frozen=True)
+class Operator:
+    """The operator's Deployment on a cluster."""
 
-    Raises:
-        LateError: it is not; with its pods' states.
-    """
-    namespace, name = operator_place()
+    api: ClusterApi
+    namespace: str
+    name: str
 
-    def rolled_out() -> bool:
-        deployment = api.get("deployments", name, namespace)
+    @property
+    def user(self) -> str:
+        """Under which name its requests stand in the API server's audit log."""
+        return f"system:serviceaccount:{self.namespace}:{self.name}"
+
+    def wait_ready(self, say: Say | None = None, timeout_s: float = OPERATOR_TIMEOUT_S) -> None:
+        """Wait until it is rolled out.
+
+        Raises:
+            LateError: it is not; with its pods' states.
+        """
+        wait_for(self._is_rolled_out, timeout_s, f"operator {self.namespace}/{self.name}", self._summary, say)
+
+    def kill(self) -> None:
+        """End every pod of it at once, without a grace period; its Deployment brings another."""
+        for pod in self._pods():
+            self.api.delete("pods", pod["metadata"]["name"], self.namespace, grace_s=0)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Scaled to nothing for the length of the block."""
+        replicas = (self._deployment() or {"spec": {}})["spec"].get("replicas", 1)
+        self.api.patch("deployments", self.name, self.namespace, {"spec": {"replicas": 0}})
+        try:
+            wait_for(lambda: not self._pods(), OPERATOR_TIMEOUT_S, "the operator gone", self._summary)
+            yield
+        finally:
+            self.api.patch("deployments", self.name, self.namespace, {"spec": {"replicas": replicas}})
+            self.wait_ready()
+
+    def _deployment(self) -> JsonObject | None:
+        return self.api.get("deployments", self.name, self.namespace)
+
+    def _pods(self) -> list[JsonObject]:
+        return self.api.items("pods", self.namespace)
+
+    def _is_rolled_out(self) -> bool:
+        deployment = self._deployment()
         return deployment is not None and is_rolled_out(deployment)
 
-    def summary() -> str:
-        return ", ".join(
-            f"{pod['metadata']['name']} {pod.get('status', {}).get('phase')}" for pod in api.items("pods", namespace)
-        )
+    def _summary(self) -> str:
+        return ", ".join(f"{pod.name} {pod.state}" for pod in map(view, self._pods())) or "no pods"
 
-    wait_for(rolled_out, timeout_s, f"operator {namespace}/{name}", summary, say)
+
+def operator(api: ClusterApi) -> Operator:
+    """The operator where the install manifest puts it."""
+    return Operator(api, *operator_place())
 
 
 def is_rolled_out(deployment: JsonObject) -> bool:

@@ -1,0 +1,94 @@
+"""Pools of stand-in engines in pods: seconds to start instead of a minute, for what is about Kubernetes and the router.
+
+Boundary: a manifest. The stand-in speaks vLLM's API, metrics and KV transfer by protocol only; nothing here is real
+inference. The pods run this checkout's sources by the interpreter and packages of the environment that runs this, from
+the node's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import site
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from e2e.scenarios.product import REPOSITORY
+from pdpool_api.names import API_VERSION, KIND
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from e2e.scenarios.api import JsonObject
+
+MODEL: Final = "stand-in"
+IMAGE: Final = "localhost/pause:1"
+SETTINGS_VARIABLE: Final = "PDPOOL_STANDIN"
+ADMIN_PORT: Final = 8900
+
+
+def _mounts() -> Mapping[str, tuple[Path, str]]:
+    """Volumes by name: path on the node, path in the pod."""
+    return {
+        "usr": (Path("/usr"), "/usr"),
+        "python": (Path(sys.base_prefix).resolve(), "/opt/pdpool/python"),
+        "packages": (Path(site.getsitepackages()[0]), "/opt/pdpool/packages"),
+        "source": (REPOSITORY, "/opt/pdpool/source"),
+    }
+
+
+def _role(replicas: int, drain_s: int) -> JsonObject:
+    return {
+        "replicas": replicas,
+        "hardware": "cpu",
+        "drainSeconds": drain_s,
+        "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}},
+        "template": {
+            "volumes": [
+                {"name": name, "hostPath": {"path": str(path), "type": "Directory"}}
+                for name, (path, _) in _mounts().items()
+            ],
+            "volumeMounts": [{"name": name, "mountPath": at, "readOnly": True} for name, (_, at) in _mounts().items()],
+            "securityContext": {"runAsUser": 0, "runAsGroup": 0},
+        },
+    }
+
+
+def manifest(
+    name: str,
+    namespace: str,
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    drain_s: int = 5,
+    settings: Mapping[str, Any] | None = None,
+) -> JsonObject:
+    """An InferencePool of stand-in engines; `settings` are the stand-in's own (pace, start-up, rules)."""
+    python = "/opt/pdpool/python"
+    environment = {
+        "PATH": f"{python}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": "/opt/pdpool/source:/opt/pdpool/source/crds/src:/opt/pdpool/packages",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LD_LIBRARY_PATH": f"{python}/lib",
+        "HOME": "/tmp",  # noqa: S108 - of the pod, for programs that ask for a home
+        SETTINGS_VARIABLE: json.dumps({"admin_port": ADMIN_PORT, **(settings or {})}),
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "model": {"id": MODEL, "maxModelLen": 8192},
+            "engine": {
+                "image": IMAGE,
+                "imagePullPolicy": "Never",
+                "version": "0.32.0",
+                "command": [f"{python}/bin/python3", "-m", "e2e.engine.standin", "serve"],
+                "env": [{"name": key, "value": value} for key, value in environment.items()],
+            },
+            "transfer": {"leaseSeconds": 12},
+            "prefill": _role(prefill, drain_s),
+            "decode": _role(decode, drain_s),
+            "router": {"replicas": 1, "drainSeconds": drain_s},
+        },
+    }
