@@ -53,7 +53,7 @@ _RESERVED_LABELS: Final = [
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Argument = Annotated[str, StringConstraints(max_length=65_536)]
-Word = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:/^\\-]+$")]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:/^-]+$")]
 Count = Annotated[int, Field(ge=0, le=4096, json_schema_extra={"format": "int32"})]
 Degree = Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})]
 
@@ -136,7 +136,7 @@ class Engine(ApiModel):
 class Network(ApiModel):
     """Which network KV moves over; absent settings are left to UCX."""
 
-    tls: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9_.,:^\\-]*$")] = ""
+    tls: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9_.,:^-]*$")] = ""
     """UCX_TLS: transports that UCX may use, as rc,cuda_copy or tcp. Set only when given."""
     devices: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
     """UCX_NET_DEVICES: devices that UCX may use, as mlx5_0:1. Set only when given."""
