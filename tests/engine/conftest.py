@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REAL_LEASE_S, STANDIN_LEASE_S = 6, 2
 # Slow enough that a request can be met while it runs.
-STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.002}}'}
+STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
 EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--shutdown-timeout", "20")
 
 
@@ -68,6 +68,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     prefill = kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env)
     decode = kind("decode", extra=EXTRA, lease_s=lease_s, env=env)
     with EngineSet([prefill, decode]):
-        pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()))
+        pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()), lease_s)
+        pair.greet()
         yield pair
         pair.close()
