@@ -40,13 +40,13 @@ def layer(progress: Progress) -> oci.Layer:
     """The base layer, built now unless it is in the cache."""
     # By what decides the content and not by this file's text: a rebuild takes a minute.
     decided = repr((SUITE, PYTHON, PACKAGES, sorted(LEFT_OUT), oci.FORMAT))
-    target = images_root() / f"base-{hashlib.sha256(decided.encode()).hexdigest()[:16]}.tar"
+    target = images_root() / f"layer-base-{hashlib.sha256(decided.encode()).hexdigest()[:16]}.tar"
     if not target.exists():
         debian.ensure(BUILDER_PACKAGES, progress)
         with progress.step(f"base layer: Debian {SUITE} with Python {PYTHON}"), scratch_folder() as scratch:
             _fill(scratch / "root")
             oci.layer(scratch / "root", target, included=lambda name: name not in LEFT_OUT)
-        oci.remove_others(images_root(), "base-", target)
+        oci.remove_others(images_root(), "layer-base-", target)
     return oci.existing_layer(target)
 
 

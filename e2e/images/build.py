@@ -44,7 +44,7 @@ def _archive(name: str, progress: Progress) -> Path:
         raise ClusterError(f"image {name!r}: must be one of {', '.join(NAMES)}")
     member = MEMBERS[name]
     found = contents(member)
-    layers = [base.layer(progress), third_party_layer(found, progress), own_layer(member, found, progress)]
+    layers = [base.layer(progress), third_party_layer(member, found, progress), own_layer(member, found, progress)]
     settings = oci.Settings(
         entrypoint=[f"/{SCRIPTS}/{member.package}"],
         environment={"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
@@ -55,11 +55,5 @@ def _archive(name: str, progress: Progress) -> Path:
     if not target.exists():
         with progress.step(f"image {member.image}"):
             oci.archive(member.image, layers, settings, target)
-        _remove_former(member, target)
+        oci.remove_others(images_root(), f"{member.package}-", target)
     return target
-
-
-def _remove_former(member: Member, kept: Path) -> None:
-    for path in images_root().glob(f"{member.package}-*.tar"):
-        if path != kept and not path.name.startswith(f"{member.package}-own-"):
-            path.unlink()

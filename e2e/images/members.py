@@ -83,23 +83,24 @@ def contents(member: Member) -> Contents:
     return Contents(requirements, [REPOSITORY / line.split()[0] for line in own])
 
 
-def third_party_layer(found: Contents, progress: Progress) -> oci.Layer:
+def third_party_layer(member: Member, found: Contents, progress: Progress) -> oci.Layer:
     """The layer of the locked third-party packages, built now unless it is in the cache."""
     key = _key(found.requirements.encode())
-    target = images_root() / f"packages-{key}.tar"
+    target = images_root() / f"layer-{member.package}-packages-{key}.tar"
     if not target.exists():
         with progress.step("layer of third-party packages"), scratch_folder() as scratch:
             listing = scratch / "requirements.txt"
             listing.write_text(found.requirements)
             _install(scratch / "root", ["--require-hashes", "--requirement", str(listing)])
             oci.layer(scratch / "root", target)
+        oci.remove_others(images_root(), f"layer-{member.package}-packages-", target)
     return oci.existing_layer(target)
 
 
 def own_layer(member: Member, found: Contents, progress: Progress) -> oci.Layer:
     """The layer of our own packages and of their commands, built now unless these very sources are in the cache."""
     key = _key(*(chunk for folder in found.own for chunk in _sources(folder)))
-    target = images_root() / f"{member.package}-own-{key}.tar"
+    target = images_root() / f"layer-{member.package}-own-{key}.tar"
     if not target.exists():
         with progress.step(f"layer of {', '.join(folder.name for folder in found.own)}"), scratch_folder() as scratch:
             for folder in found.own:
@@ -111,7 +112,7 @@ def own_layer(member: Member, found: Contents, progress: Progress) -> oci.Layer:
             _install(root, ["--no-deps", *map(str, sorted((scratch / "wheels").glob("*.whl")))])
             _write_commands(root)
             oci.layer(root, target)
-        oci.remove_others(images_root(), f"{member.package}-own-", target)
+        oci.remove_others(images_root(), f"layer-{member.package}-own-", target)
     return oci.existing_layer(target)
 
 
@@ -153,7 +154,7 @@ def _compile(site: Path) -> None:
     python = _matching_python()
     if python is None:
         return
-    flags = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(site), "-p", f"/{SITE}"]
+    flags = ["-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(site), "-p", f"/{SITE}"]
     # A package may ship a file of another Python's syntax; the rest is compiled all the same.
     subprocess.run(
         [python, "-m", "compileall", *flags, str(site)], capture_output=True, timeout=UV_TIMEOUT_S, check=False

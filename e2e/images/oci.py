@@ -11,10 +11,10 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import stat
 import tarfile
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # To be raised with every change of how a folder becomes a layer.
 FORMAT = 1
+KEPT_S = 3600.0
 EPOCH = "1970-01-01T00:00:00Z"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -196,11 +197,7 @@ def _digest(content: bytes) -> str:
 
 
 def remove_others(folder: Path, prefix: str, kept: Path) -> None:
-    """Remove the archives of former content, which nothing will ask for again."""
+    """Remove what was made of former content, unless so lately that somebody may be about to import it."""
     for path in folder.glob(f"{prefix}*"):
-        if path == kept:
-            continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if path != kept and time.time() - path.stat().st_mtime > KEPT_S:
+            path.unlink(missing_ok=True)
