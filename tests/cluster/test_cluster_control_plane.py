@@ -8,13 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from e2e.cluster import Cluster, ClusterError, down, service_account_user, status, up
+from e2e.cluster.binaries import CONTROL_PLANE, cached_path
 from e2e.cluster.layout import lock_of
 from e2e.cluster.lock import held
 from e2e.cluster.processes import named
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.api
 
@@ -104,6 +109,27 @@ def test_a_cluster_whose_owner_has_ended_is_swept_by_the_next_up(name: str, cont
     assert status(name)["state"] == "up"
     up(control_plane.name, control_plane_only=True)
     assert status(name)["state"] == "absent"
+
+
+def test_a_failed_step_tells_the_end_of_its_log_and_leaves_nothing_but_logs(
+    name: str, traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that ends at once makes `up` fail with its last words and their path; etcd is taken down again."""
+    real = {program: cached_path(program) for program in CONTROL_PLANE}
+    monkeypatch.setenv("PDPOOL_CACHE", str(tmp_path))
+    for program, path in real.items():
+        cached_path(program).parent.mkdir(parents=True)
+        cached_path(program).symlink_to(path)
+    cached_path("kube-apiserver").unlink()
+    cached_path("kube-apiserver").write_text("#!/bin/sh\necho these are my last words\nexit 3\n")
+    cached_path("kube-apiserver").chmod(0o755)
+    with pytest.raises(ClusterError, match=r"apiserver ended while waiting for the API server") as failure:
+        up(name, control_plane_only=True)
+    log = tmp_path / "cluster" / name / "log" / "apiserver.log"
+    assert "these are my last words" in str(failure.value)
+    assert str(log) in str(failure.value)
+    assert log.exists()
+    assert traces(name) == {}
 
 
 @pytest.mark.parametrize("bad", ["", "Upper", "-x", "a/b", "a" * 41])
