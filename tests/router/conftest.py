@@ -57,7 +57,9 @@ class Site:
         return [*self.prefill, *self.decode, *self.aggregated]
 
     async def complete(self, **body: Any) -> httpx.Response:
-        return await self.client.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT, "max_tokens": 4, **body})
+        return await self.client.post(
+            "/v1/completions", json={"model": "tiny", "prompt": PROMPT, "max_tokens": 4, **body}
+        )
 
     async def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's series with at least these labels; 0 where there is none."""
@@ -166,5 +168,11 @@ class RawClient:
 
 
 def raw_post(path: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "host: router", f"content-length: {len(body)}", "content-type: application/json", *headers]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: router",
+        f"content-length: {len(body)}",
+        "content-type: application/json",
+        *headers,
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

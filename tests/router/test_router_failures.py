@@ -77,7 +77,9 @@ async def test_a_client_error_of_prefill_passes_once(site: MakeSite) -> None:
     """A 4xx of prefill is the client's answer, body intact, unretried, and blamed on nobody."""
     here = await site(prefill=2)
     for engine in here.prefill:
-        engine.add_rule(leg="prefill", status=429, headers={"retry-after": "7"}, body='{"error":{"message":"slow down"}}')
+        engine.add_rule(
+            leg="prefill", status=429, headers={"retry-after": "7"}, body='{"error":{"message":"slow down"}}'
+        )
     for _ in range(8):
         answer = await here.complete()
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
@@ -150,7 +152,11 @@ async def test_a_decode_that_fails_before_its_first_byte_costs_another_pair(
         assert answer.status_code == 200, answer.text
         assert '"finish_reason":"abort"' not in answer.text
     assert await here.metric("retries_total", leg="pair") >= 1
-    used = [one.json()["kv_transfer_params"]["remote_request_id"] for engine in here.decode for one in engine.generations("decode")]
+    used = [
+        one.json()["kv_transfer_params"]["remote_request_id"]
+        for engine in here.decode
+        for one in engine.generations("decode")
+    ]
     assert len(set(used)) == len(used)
 
 
@@ -185,7 +191,11 @@ async def test_a_client_error_of_decode_passes_once_also_for_a_stream(site: Make
     for engine in here.decode:
         engine.add_rule(leg="decode", status=429, headers={"retry-after": "7"}, body='{"error":{"message":"busy"}}')
     answer = await here.complete(stream=True)
-    assert (answer.status_code, answer.headers["retry-after"], answer.text) == (429, "7", '{"error":{"message":"busy"}}')
+    assert (answer.status_code, answer.headers["retry-after"], answer.text) == (
+        429,
+        "7",
+        '{"error":{"message":"busy"}}',
+    )
     assert "text/event-stream" not in answer.headers["content-type"]
     assert sum(len(engine.generations()) for engine in here.decode) == 1
 

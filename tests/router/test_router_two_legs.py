@@ -64,7 +64,11 @@ async def test_fields_of_others_reach_decode_untouched(site: MakeSite) -> None:
     assert sent.startswith(text[:-1] + ',"kv_transfer_params":{')
     prefill = here.p.generations("prefill")[0].json()
     original = json.loads(text)
-    assert {key for key in prefill if prefill[key] != original.get(key)} == {"max_tokens", "stream", "kv_transfer_params"}
+    assert {key for key in prefill if prefill[key] != original.get(key)} == {
+        "max_tokens",
+        "stream",
+        "kv_transfer_params",
+    }
 
 
 async def test_decode_gets_exactly_what_its_prefill_answered(site: MakeSite) -> None:
@@ -156,7 +160,12 @@ async def test_what_only_the_router_may_say_is_dropped(site: MakeSite) -> None:
                     **body,
                     "kv_transfer_params": evil,
                     "ec_transfer_params": evil,
-                    "vllm_xargs": {"kv_transfer_params": "x", "ec_transfer_params": 1, "kv_cache_report_mode": "full", "keep": 1},
+                    "vllm_xargs": {
+                        "kv_transfer_params": "x",
+                        "ec_transfer_params": 1,
+                        "kv_cache_report_mode": "full",
+                        "keep": 1,
+                    },
                 },
                 headers={
                     "x-prefiller-host-port": f"127.0.0.1:{port}",
@@ -183,7 +192,14 @@ async def test_request_ids_are_fresh_upstream_and_the_clients_own_downstream(sit
     """Q66: equal ids of clients never meet in an engine; both legs of a request share one; odd ids come back harmless."""
     here = await site()
     answers = await asyncio.gather(
-        *(here.client.post("/v1/completions", json={"model": "tiny", "prompt": f"{n}", "max_tokens": 2}, headers={"x-request-id": "dup-1"}) for n in range(20))
+        *(
+            here.client.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": f"{n}", "max_tokens": 2},
+                headers={"x-request-id": "dup-1"},
+            )
+            for n in range(20)
+        )
     )
     assert [one.status_code for one in answers] == [200] * 20
     assert {one.headers["x-request-id"] for one in answers} == {"dup-1"}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 RELIST_S: Final = 45.0
 REQUEST_S: Final = 10.0
+PAUSE_AFTER_SHORT_WATCH_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 _MAX_EVENT_BYTES: Final = 4 * 1024 * 1024  # one pod is at most 1.5 MiB in etcd
@@ -178,7 +179,7 @@ class PodFeed:
                 async for event in events:
                     kind = event["type"]
                     if kind == "ERROR":
-                        return  # 410 and the like: what was missed is in the next list
+                        break  # 410 and the like: what was missed is in the next list
                     if kind == "BOOKMARK":
                         continue
                     if kind == "DELETED":
@@ -188,8 +189,8 @@ class PodFeed:
                     await self._publish(api)
         except TimeoutError:
             return
-        if loop.time() < due_s - RELIST_S + 1:
-            await asyncio.sleep(1)  # a watch that ends at once must not become a flood of lists
+        # A watch that ends at once must not become a flood of lists.
+        await asyncio.sleep(PAUSE_AFTER_SHORT_WATCH_S if loop.time() < due_s - RELIST_S + 1 else 0)
 
     def _keep(self, pod: Any) -> None:
         uid = _uid(pod)
@@ -275,8 +276,12 @@ def _uid(pod: Any) -> str:
 async def _api_client() -> client.ApiClient:
     """A client for what KUBECONFIG names, else for the cluster that this runs in."""
     chosen = client.Configuration()
-    if os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" not in os.environ:
-        await config.load_kube_config(client_configuration=chosen)  # type: ignore[no-untyped-call]
+    named = os.environ.get("KUBECONFIG")
+    if named or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        # Named here, since the library reads the variable once, when it is imported.
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=named or None, client_configuration=chosen, persist_config=False
+        )
     else:
         config.load_incluster_config(client_configuration=chosen)  # type: ignore[no-untyped-call]
     return client.ApiClient(chosen)
