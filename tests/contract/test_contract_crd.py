@@ -7,14 +7,17 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from pdpool_api import crd
 from pdpool_api.crd import core
 from pdpool_api.crd.__main__ import main
+from pdpool_api.crd.structural import structural
 from pdpool_api.pool import InferencePool
+from pdpool_api.schema import ApiModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,3 +225,34 @@ def test_model_and_schema_agree_on_required_fields() -> None:
     """A pool that the schema takes, the models take as well."""
     smallest = {"metadata": {"name": "p"}, "spec": {"model": {"id": "m"}, "prefill": {}, "decode": {}}}
     assert InferencePool.parse(smallest, strict=True).name == "p"
+
+
+def test_a_snapshot_of_the_server_can_be_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved answer of an API server becomes the package's own copy; renewing it from itself changes nothing."""
+    own = Path(core.__file__).with_name(core.SNAPSHOT_FILE)
+    monkeypatch.setattr(core, "__file__", str(tmp_path / "core.py"))
+    assert main(["--snapshot", str(own), "--file", str(tmp_path / "crd.yaml")]) == 0
+    assert (tmp_path / core.SNAPSHOT_FILE).read_text() == own.read_text()
+
+
+def test_a_crd_that_is_too_large_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit of a client-side apply is held when generating, not when a user applies."""
+    monkeypatch.setattr("pdpool_api.crd.__main__.SIZE_LIMIT_BYTES", 1000)
+    assert main(["--file", str(tmp_path / "crd.yaml")]) == 1
+    assert "the limit is 1000" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exclusive_minimum_is_written_as_openapi_3_0_has_it() -> None:
+    """`exclusiveMinimum` is a number in JSON schema and a switch in a structural schema."""
+
+    class Odd(ApiModel):
+        """A model."""
+
+        ratio: Annotated[float, Field(gt=0)]
+        """A number."""
+
+    ratio = structural(Odd)["properties"]["ratio"]
+    assert (ratio["minimum"], ratio["exclusiveMinimum"]) == (0, True)
