@@ -178,6 +178,24 @@ def _in(namespace: str, key: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.usefixtures("operator")
+def test_a_child_whose_owner_was_taken_off_is_taken_back(api: Api, namespace: str) -> None:
+    """A child that somebody orphaned is recognised by what was applied, and owned again; that is no name conflict."""
+    api.apply("inferencepools", namespace, pool("tiny", namespace))
+    settled(api, namespace, "tiny")
+    before = api.children(namespace)
+    for key in before:
+        api.merge(*_in(namespace, key), {"metadata": {"ownerReferences": None}})
+
+    def taken_back() -> None:
+        after = api.children(namespace)
+        assert set(after) == set(before)
+        for key, child in after.items():
+            assert child["metadata"]["uid"] == before[key]["metadata"]["uid"]
+
+    eventually(taken_back, timeout_s=20)
+
+
+@pytest.mark.usefixtures("operator")
 def test_objects_of_others_are_never_touched(api: Api, namespace: str) -> None:
     """Objects that only share a child's name stay as they are, and the pool says so until they are gone."""
     foreign = {"metadata": {"name": "tiny-router"}, "spec": {"ports": [{"port": 80}], "selector": {"app": "x"}}}

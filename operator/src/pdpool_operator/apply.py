@@ -77,17 +77,17 @@ class Writer:
 
     async def _apply(self, observed: Observed, child: Child, results: _Results) -> Json | None:
         namespace = observed.ref.namespace
+        body = ownership.stamped(ownership.without_none(child.body))
         live = observed.children.get(child.key)
         if live is None:
             # Watches see only objects with our labels: another's object of this name shows itself only here.
             live = await self._kube.get(child.resource, namespace, child.name)
-            if live is not None and not _owned(live, observed.uid):
+            if live is not None and not (_owned(live, observed.uid) or ownership.was_applied(body, live)):
                 results.conflicts.append(child.key)
                 return None
         if live is not None and "deletionTimestamp" in live["metadata"]:
             results.failed[child.key] = "is being deleted"
             return live
-        body = ownership.stamped(ownership.without_none(child.body))
         why = ownership.difference(body, live)
         if not why or (live is not None and self._pointless.get(live["metadata"]["uid"]) == _mark(body, live)):
             return live

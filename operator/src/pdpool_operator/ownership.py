@@ -47,6 +47,15 @@ def stamped(body: Json) -> Json:
     return {**body, "metadata": {**metadata, "annotations": annotations}}
 
 
+def was_applied(desired: Json, live: Json) -> bool:
+    """True when the live object is what was made of the (stamped) desired one, even if its owner was taken off since.
+
+    The hash covers the ownerReference, hence the pool's uid: no other object, and no other life of the pool, has it.
+    """
+    applied = live["metadata"].get("annotations", {}).get(names.ANNOTATION_APPLIED)
+    return entry(live) is not None and applied == desired["metadata"]["annotations"][names.ANNOTATION_APPLIED]
+
+
 def entry(live: Json, subresource: str = "") -> Json | None:
     """What the operator owns of a live object by its own applies (`fieldsV1`); None: it never applied it."""
     for each in live["metadata"].get("managedFields", ()):

@@ -29,7 +29,9 @@ class Cluster:
 
     def __init__(self, resources: Iterable[Resource] = WATCHED) -> None:
         self._objects: dict[Resource, dict[Key, Json]] = {resource: {} for resource in resources}
-        self._tombstones: dict[Resource, dict[Key, int]] = {resource: {} for resource in resources}
+        self._tombstones: dict[Resource, dict[Key, int]] = {resource: {} for resource in self._objects}
+        self._as_of: dict[Resource, int] = dict.fromkeys(self._objects, -1)
+        """Version of the youngest list: what is not younger and was not in it is gone."""
         self._listed: set[Resource] = set()
         self.completed = asyncio.Event()
         """Set once every kind was listed; before that absent may mean unknown."""
@@ -68,41 +70,70 @@ class Cluster:
         key = _key(raw)
         version = _version(raw)
         known = self._objects[resource].get(key)
-        if (known is not None and _version(known) >= version) or self._tombstones[resource].get(key, -1) >= version:
+        newest = max(self._as_of[resource], self._tombstone(resource, key)) if known is None else _version(known)
+        if version <= newest:
             return None
+        return self._take(resource, key, raw)
+
+    def _take(self, resource: Resource, key: Key, raw: Json) -> PoolRef | None:
+        known = self._objects[resource].get(key)
         self._forget(resource, key)
         live = _trimmed(resource, raw)
         self._objects[resource][key] = live
         self._index(resource, key, live)
-        return self._concerned(resource, live)
+        # A child that lost its owner still concerns the pool that it was of.
+        return self._concerned(resource, live) or (self._concerned(resource, known) if known is not None else None)
 
     def remove(self, resource: Resource, raw: Json) -> PoolRef | None:
         """Takes in a deletion (`raw` is the last state); returns the pool that it concerns."""
         key = _key(raw)
         known = self._objects[resource].get(key)
-        self._tombstones[resource][key] = max(_version(raw), self._tombstones[resource].get(key, -1))
+        if _version(raw) > self._as_of[resource]:
+            self._tombstones[resource][key] = max(_version(raw), self._tombstone(resource, key))
         if known is None or _version(known) > _version(raw):
             return None
         concerned = self._concerned(resource, known)
         self._forget(resource, key)
         return concerned
 
-    def replace(self, resource: Resource, items: Iterable[Json], version: int) -> set[PoolRef]:
-        """Takes in a complete list of a kind, as of `version`; returns the pools that something new concerns."""
+    def replace(
+        self, resource: Resource, items: Iterable[Json], version: int, *, consistent: bool = False
+    ) -> set[PoolRef]:
+        """Takes in a complete list of a kind, as of `version`; returns the pools that something new concerns.
+
+        A consistent list is as young as its request. When it is older than what is known, the API server's storage was
+        put back to an earlier state: then only the list counts.
+        """
         concerned: set[PoolRef | None] = set()
+        if consistent and version < self._as_of[resource]:
+            concerned = {self._concerned(resource, known) for known in self._objects[resource].values()}
+            self._reset(resource)
+        youngest = version >= self._as_of[resource]
         present = set()
         for raw in items:
-            present.add(_key(raw))
-            concerned.add(self.put(resource, raw))
+            key = _key(raw)
+            present.add(key)
+            missed = youngest and key not in self._objects[resource] and _version(raw) > self._tombstone(resource, key)
+            concerned.add(self._take(resource, key, raw) if missed else self.put(resource, raw))
         for key, known in list(self._objects[resource].items()):
             if key not in present and _version(known) <= version:
                 concerned.add(self._concerned(resource, known))
                 self._forget(resource, key)
+        self._as_of[resource] = max(version, self._as_of[resource])
         self._tombstones[resource] = {k: at for k, at in self._tombstones[resource].items() if at > version}
         self._listed.add(resource)
         if len(self._listed) == len(self._objects):
             self.completed.set()
         return {ref for ref in concerned if ref is not None}
+
+    def _tombstone(self, resource: Resource, key: Key) -> int:
+        return self._tombstones[resource].get(key, -1)
+
+    def _reset(self, resource: Resource) -> None:
+        for key in list(self._objects[resource]):
+            self._forget(resource, key)
+        self._tombstones[resource] = {}
+        self._as_of[resource] = -1
 
     def _index(self, resource: Resource, key: Key, live: Json) -> None:
         if resource is POOLS:

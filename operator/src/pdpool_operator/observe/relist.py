@@ -105,6 +105,6 @@ class Relist:
         except ApiError as fault:
             _log.warning("list failed", resource=str(resource), fault=str(fault))
             return False
-        for ref in self._cluster.replace(resource, listing.items, listing.version):
+        for ref in self._cluster.replace(resource, listing.items, listing.version, consistent=consistent):
             self._wake(ref)
         return True

@@ -1,0 +1,220 @@
+"""The door to the API server, before a loopback server that answers as told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client
+
+from pdpool_operator import kube
+from pdpool_operator.kube import Kube
+from pdpool_operator.observe.cluster import Cluster
+from pdpool_operator.observe.relist import Relist
+from pdpool_operator.probes import STALE_S, Probes
+from pdpool_operator.records import POOLS, SERVICES, WATCHED
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Answers every request by `handler`."""
+
+    def __init__(self) -> None:
+        self.handler: Handler = self._empty
+        self.requests: list[str] = []
+        self.url = ""
+
+    async def _empty(self, _request: web.Request) -> web.StreamResponse:
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}})
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(f"{request.method} {request.path_qs}")
+        return await self.handler(request)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", found.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield found
+    await runner.cleanup()
+
+
+def connected(server: Server, **limits: Any) -> Kube:
+    configuration = client.Configuration()
+    configuration.host = server.url
+    return Kube(configuration, **limits)
+
+
+async def test_too_many_requests_waits_as_long_as_asked(server: Server) -> None:
+    """A 429 is repeated after its Retry-After, not earlier, and its caller sees only the answer (Q05)."""
+    times: list[float] = []
+
+    async def busy_once(_request: web.Request) -> web.StreamResponse:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) == 1:
+            return web.json_response({"message": "busy"}, status=429, headers={"Retry-After": "1"})
+        return web.json_response({"metadata": {"name": "x"}})
+
+    server.handler = busy_once
+    async with connected(server) as api:
+        assert await api.get(SERVICES, "ns", "x") == {"metadata": {"name": "x"}}
+    assert times[1] - times[0] >= 1
+
+
+async def test_patience_with_too_many_requests_ends(server: Server) -> None:
+    """A server that stays busy is unreachable in the end, instead of holding its caller for ever."""
+
+    async def busy(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": "busy"}, status=429, headers={"Retry-After": "60"})
+
+    server.handler = busy
+    async with connected(server, patience_s=5) as api:
+        with pytest.raises(kube.UnreachableError, match="too many requests"):
+            await api.get(SERVICES, "ns", "x")
+
+
+async def test_no_more_than_the_limit_are_in_flight(server: Server) -> None:
+    """A burst of calls is sent a few at a time (Q05)."""
+    at_once = most = 0
+
+    async def slow(_request: web.Request) -> web.StreamResponse:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        return web.json_response({})
+
+    server.handler = slow
+    async with connected(server, in_flight=5) as api:
+        await asyncio.gather(*(api.get(SERVICES, "ns", f"x{number}") for number in range(40)))
+    assert most == 5
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "expected"),
+    [
+        (400, "bad", kube.RejectedError),
+        (401, "who", kube.ForbiddenError),
+        (403, "no", kube.ForbiddenError),
+        (409, "changed", kube.ConflictError),
+        (422, "invalid", kube.RejectedError),
+        (500, "failed to create typed patch object (x): duplicate entries", kube.RejectedError),
+        (500, "etcd", kube.UnreachableError),
+        (503, "later", kube.UnreachableError),
+        (504, "timeout", kube.UnreachableError),
+    ],
+)
+async def test_answers_become_errors(server: Server, status: int, message: str, expected: type[Exception]) -> None:
+    """Each status is the error that says whether a repetition can help; a 500 about the body never can."""
+
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": message}, status=status)
+
+    server.handler = answer
+    async with connected(server) as api:
+        with pytest.raises(expected, match=message[:5]):
+            await api.get(SERVICES, "ns", "x")
+
+
+async def test_no_answer_is_unreachable(server: Server) -> None:
+    """A server that is silent, cuts its answer, sends no JSON, or is not there is unreachable, by a deadline."""
+
+    async def silent(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(5)
+        return web.json_response({})
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"items": [')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def text(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>")
+
+    async with connected(server, timeout_s=0.3) as api:
+        for server.handler in (silent, cut, text):
+            with pytest.raises(kube.UnreachableError):
+                await api.get(SERVICES, "ns", "x")
+        assert await api.answers() is False or server.handler is text
+    server.url = "http://127.0.0.1:9"
+    async with connected(server, timeout_s=0.3) as api:
+        with pytest.raises(kube.UnreachableError):
+            await api.get(SERVICES, "ns", "x")
+        assert not await api.answers()
+
+
+async def test_lists_follow_their_pages(server: Server) -> None:
+    """A consistent list goes on until no `continue` is left, and asks for one kind in one namespace by label."""
+
+    async def pages(request: web.Request) -> web.StreamResponse:
+        token = {"": "more", "more": ""}[request.query.get("continue", "")]
+        item = {"metadata": {"name": token or "last"}}
+        return web.json_response({"items": [item], "metadata": {"resourceVersion": "7", "continue": token}})
+
+    server.handler = pages
+    async with connected(server) as api:
+        listing = await api.list_all(POOLS, "ns", "a=b")
+    assert [each["metadata"]["name"] for each in listing.items] == ["more", "last"]
+    assert listing.version == 7
+    assert server.requests[0].startswith(
+        "GET /apis/pdpool.io/v1alpha1/namespaces/ns/inferencepools?labelSelector=a%3Db"
+    )
+
+
+async def test_deleting_what_is_gone_is_done(server: Server) -> None:
+    """A 404 of a deletion is a success."""
+
+    async def gone(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"message": "not found"}, status=404)
+
+    server.handler = gone
+    async with connected(server) as api:
+        await api.delete(SERVICES, "ns", "x", uid="u")
+        assert await api.get(SERVICES, "ns", "x") is None
+
+
+async def test_readiness_and_liveness_rest_on_lists(server: Server) -> None:
+    """Not ready without a good list for two minutes; not alive only if, besides, the API server answers."""
+    now = 0.0
+    cluster = Cluster()
+    async with connected(server, timeout_s=0.3) as api:
+        relist = Relist(api, cluster, None, lambda _ref: None, clock=lambda: now)
+        probes = Probes(api, cluster, relist, clock=lambda: now)
+        request: Any = None
+        assert (await probes.ready(request)).status == 503
+        assert (await probes.live(request)).status == 200
+        running = asyncio.create_task(relist.run())
+        await asyncio.wait_for(relist.until(lambda serving: len(serving) == len(WATCHED)), 10)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert cluster.complete
+        assert (await probes.ready(request)).status == 200
+        now = STALE_S + 1
+        assert (await probes.ready(request)).status == 503
+        assert (await probes.live(request)).status == 503
+
+        async def down(_request: web.Request) -> web.StreamResponse:
+            return web.json_response({"message": "down"}, status=503)
+
+        server.handler = down
+        assert (await probes.ready(request)).status == 503
+        assert (await probes.live(request)).status == 200
+        metrics = await probes.metrics(request)
+        assert isinstance(metrics.body, bytes)
+        assert b"pdpool_operator_reconcile_errors_total" in metrics.body
