@@ -22,6 +22,8 @@ import httpx
 import msgspec
 import zmq
 
+from e2e.engine.standin.metrics import FAMILIES
+
 BLOCK_TOKENS = 32
 BLOCK_BYTES = 65_536
 VOCABULARY = 4000
@@ -131,6 +133,7 @@ class Pair:
     decode: Target
     random: random.Random
     lease_s: float
+    left_over: Json | None = None  # parameters of a 64-token prompt on decode, kept from one ending row for the next
 
     def greet(self) -> None:
         """Let the engines meet, both ways: on a busy machine real ones may miss NIXL's 5 s for the first handshake."""
@@ -264,8 +267,9 @@ def completion_stream(pair: Pair) -> None:
     """A completion's stream shows the prompt's ids once, in the first event, and no transfer parameters at all."""
     prompt = pair.prompt(20)
     events = pair.prefill.events_of(COMPLETIONS, plain(prompt, max_tokens=3, kv_transfer_params=FIRST_LEG))
-    assert [one["choices"][0]["prompt_token_ids"] for one in events] == [prompt, None, None]
-    assert [len(one["choices"][0]["token_ids"]) for one in events] == [1, 1, 1]
+    shown = [one["choices"][0]["prompt_token_ids"] for one in events]
+    assert shown == [prompt, *[None] * (len(events) - 1)]
+    assert sum(len(ids(one)) for one in events) == 3
     assert events[-1]["choices"][0]["finish_reason"] == "length"
     assert not any("kv_transfer_params" in one for one in events)
 
@@ -584,7 +588,12 @@ def models_and_adapters(pair: Pair) -> None:
     assert [(one["id"], one["parent"]) for one in listed()] == [(MODEL, None), ("ad", MODEL)]
     prompt = pair.prompt(40)
     base = target.ok(COMPLETIONS, plain(prompt))
+    subscriber = Subscriber(target)
     adapted = target.ok(COMPLETIONS, plain(prompt, model="ad"))
+    (stored,) = subscriber.events()
+    subscriber.close()
+    assert (stored["lora_name"], stored["extra_keys"]) == ("ad", [["ad"]])
+    assert isinstance(stored["lora_id"], int)
     assert adapted["model"] == "ad"
     assert adapted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert ids(adapted) != ids(base)
@@ -667,6 +676,18 @@ def metric_names(pair: Pair) -> None:
     stages = {name for name in on_decode if name.startswith("num_requests_kv_fetch_by_stage")}
     assert len(stages) == 3
     assert not stages & set(on_prefill)
+
+
+@exchange
+def metric_families(pair: Pair) -> None:
+    """The families of `standin/metrics.json` are those of the engine, with their types and buckets."""
+    text = pair.decode.client.get(f"{pair.decode.url}/metrics").text
+    shown = dict(re.findall(r"^# TYPE (vllm:\S+) (\S+)$", text, re.MULTILINE))
+    shown = {name: kind for name, kind in shown.items() if not name.endswith("_created")}
+    assert shown == {family.name: family.type for family in FAMILIES}
+    for family in FAMILIES:
+        bounds = re.findall(rf'^{re.escape(family.name)}_bucket{{.*?le="([^"+]+)"', text, re.MULTILINE)
+        assert [float(bound) for bound in bounds] == family.buckets
 
 
 @exchange
@@ -841,26 +862,25 @@ def replay(pair: Pair) -> None:
 
 # What ends an engine
 @ending
-def too_many_blocks_kill_decode(pair: Pair) -> None:
-    """The parameters of a shorter prompt end decode's engine: 500, then the process goes."""
-    params = pair.first_leg(pair.prompt(64))
-    answer = pair.decode.post(COMPLETIONS, plain(pair.prompt(640), kv_transfer_params=params))
-    assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
-    assert wait_for(pair.decode.has_ended, 30)
-
-
-@ending
 def drain(pair: Pair) -> None:
-    """SIGTERM lets streams finish with [DONE], while new completions are answered 200 `abort` and new chats 500."""
-    target = pair.prefill
-    body = {"model": MODEL, **plain(pair.prompt(20), max_tokens=500, stream=True)}
+    """SIGTERM lets streams end with [DONE] and unpulled KV be pulled; new completions are `abort`, new chats 500."""
+    target = pair.decode
+    prompt = pair.prompt(70)
+
+    def first_leg(tokens: list[int]) -> Json:
+        told = target.ok(COMPLETIONS, plain(tokens, max_tokens=1, kv_transfer_params=FIRST_LEG))
+        params: Json = told["kv_transfer_params"]
+        return params
 
     def late(path: str, asked: Json) -> httpx.Response:
         return httpx.post(target.url + path, json={"model": MODEL, **asked}, timeout=30)
 
+    pair.left_over = first_leg(pair.prompt(64))
+    held = first_leg(prompt)
+    body = {"model": MODEL, **plain(pair.prompt(20), max_tokens=500, stream=True)}
     with target.client.stream("POST", target.url + COMPLETIONS, json=body) as stream:
         lines = stream.iter_lines()
-        next(lines)
+        first = next(lines)
         target.terminate()
         time.sleep(0.5)
         assert httpx.get(f"{target.url}/health", timeout=30).status_code == httpx.codes.OK
@@ -870,10 +890,30 @@ def drain(pair: Pair) -> None:
         assert completion.json()["choices"][0]["text"] == ""
         assert late(CHAT, chat(pair.messages())).status_code == httpx.codes.INTERNAL_SERVER_ERROR
         assert late(COMPLETIONS, plain(pair.prompt(20), stream=True)).text == "data: [DONE]\n\n"
+        before = pair.prefill.metrics()
+        pulled = pair.prefill.ok(COMPLETIONS, plain(prompt, kv_transfer_params=held))
+        assert pair.prefill.growth(before, SOURCES[0]) == [70]
         rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]"
-    assert len(rest) == 500
-    assert wait_for(target.has_ended, 40)
+    assert rest.pop() == "data: [DONE]"
+    # A slow client gets several tokens in one event.
+    shown = [ids(json.loads(line.removeprefix("data: "))) for line in [first, *rest]]
+    assert sum(map(len, shown)) == 500
+    assert ids(pulled) == ids(pair.prefill.ok(COMPLETIONS, plain(prompt)))
+    assert wait_for(target.has_ended, 60)
+
+
+@ending
+def too_many_blocks_kill_the_engine(pair: Pair) -> None:
+    """The parameters of a shorter prompt end an engine: 500, then the process goes."""
+    params = (
+        pair.left_over
+        or pair.decode.ok(COMPLETIONS, plain(pair.prompt(64), max_tokens=1, kv_transfer_params=FIRST_LEG))[
+            "kv_transfer_params"
+        ]
+    )
+    answer = pair.prefill.post(COMPLETIONS, plain(pair.prompt(640), kv_transfer_params=params))
+    assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+    assert wait_for(pair.prefill.has_ended, 60)
 
 
 @dataclass(frozen=True)

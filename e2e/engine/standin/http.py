@@ -6,10 +6,13 @@ Boundary: framing, recording and the faults that concern bytes (`script.Rule`); 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +29,11 @@ JSON_HEADERS = ((b"content-type", b"application/json"),)
 SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 # What uvicorn's connections do: wait this long for a next request, longer than any client's pool should.
 KEEP_ALIVE_S = 75.0
+
+
+@functools.lru_cache(maxsize=2)
+def _common_headers(second: int) -> bytes:
+    return b"date: %b\r\nserver: uvicorn\r\nvary: Origin\r\n" % formatdate(second, usegmt=True).encode()
 
 
 class Recorded:
@@ -101,7 +109,7 @@ class Reply:
 
     def _head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], framing: bytes) -> bytes:
         self.recorded.status = status
-        lines = [b"HTTP/1.1 %d %s\r\nserver: uvicorn\r\n" % (status, _REASONS.get(status, b"Unknown"))]
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, _REASONS.get(status, b"Unknown")), _common_headers(int(time.time()))]
         lines += [b"%s: %s\r\n" % header for header in headers]
         if not self._keep_alive:
             lines.append(b"connection: close\r\n")

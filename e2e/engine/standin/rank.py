@@ -224,8 +224,11 @@ class Rank:
             job.transfer and job.transfer.get("do_remote_prefill") and not job.bypass_cache and self._config.pulls
         )
         fresh_blocks = self._blocks_for(job.prompt_tokens)
-        start = self._waiting_to_start if remote else self._seat
-        await start(lambda: self.pool.free >= fresh_blocks)
+        if remote:
+            async with self._beating(job.transfer):
+                await self._waiting_to_start(lambda: self.pool.free >= fresh_blocks)
+        else:
+            await self._seat(lambda: self.pool.free >= fresh_blocks)
         seated = True
         try:
             events: list[kv.Event] = [{"type": "AllBlocksCleared"}] if self._cleared else []
@@ -266,6 +269,25 @@ class Rank:
             await self._seat(fits)
         finally:
             self._fetching["waiting_to_start"] -= 1
+
+    @contextlib.asynccontextmanager
+    async def _beating(self, transfer: dict[str, Any] | None) -> AsyncGenerator[None, None]:
+        """Extend prefill's lease while a second leg is here but has not pulled."""
+        if not self._config.pulls or not _complete(transfer):
+            yield
+            return
+        task = asyncio.ensure_future(self._beat(transfer or {}))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _beat(self, transfer: dict[str, Any]) -> None:
+        ask = Ask("beat", transfer["remote_engine_id"], transfer["remote_request_id"])
+        while True:
+            await self._clock.sleep(self._config.lease_s / 6)
+            with contextlib.suppress(TransferError):
+                await self._peers.ask(transfer["remote_host"], transfer["remote_port"], ask)
 
     async def _completed_waiting(self) -> None:
         self._fetching["completed_waiting"] += 1
