@@ -102,8 +102,8 @@ def test_process_drains_on_sigterm_and_exits_0() -> None:
 def test_engines_end_with_their_owner() -> None:
     """An engine ends when the program that started it is killed."""
     code = (
-        "import time; from e2e.engine.standin.process import StandinProcess as S; engine = S('prefill'); engine.start();"
-        "engine.wait_healthy(); print(engine.process.pid, flush=True); time.sleep(60)"
+        "import time; from e2e.engine.standin.process import StandinProcess as S; engine = S('prefill');"
+        "engine.start(); engine.wait_healthy(); print(engine.process.pid, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}

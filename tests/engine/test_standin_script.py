@@ -8,9 +8,13 @@ import socket
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
-from e2e.engine.standin import EngineConfig, ManualClock, Pace, Recorded, Settings, Standin, Startup
+from e2e.engine.standin import EngineConfig, EventsConfig, ManualClock, Pace, Recorded, Settings, Standin, Startup
+from e2e.engine.standin.kv import BlockPool
 
 FIRST_LEG = {"do_remote_decode": True, "do_remote_prefill": False}
 BODY = {"model": "tiny", "prompt": "hello there", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
@@ -284,7 +288,7 @@ async def test_seats_are_limited_and_counted() -> None:
     async with Standin("decode", clock=clock, max_seqs=2, settings=Settings(pace=Pace(step_s=1))) as engine:
         tasks = [asyncio.ensure_future(post(engine, prompt=f"prompt {number}")) for number in range(5)]
         rank = engine.engine.ranks[0]
-        assert await settle(lambda: rank.load == 8 or len(engine.requests) == 5)
+        assert await settle(lambda: rank.load == 5)
         await asyncio.sleep(0.05)
         rank.refresh_gauges()
         assert rank.metrics.get("num_requests_running") == 2
@@ -379,3 +383,89 @@ def test_config_defaults_agree_with_the_tiny_model() -> None:
     """A block of the stand-in weighs what a block of the tiny model on the real engine weighs."""
     config = EngineConfig()
     assert config.block_tokens * config.kv_bytes_per_token == 65_536
+
+
+async def test_expired_blocks_serve_who_waits_for_them() -> None:
+    """A request that waits for blocks gets those of a lease when it ends, with nobody asking."""
+    clock = ManualClock()
+    async with Standin("prefill", clock=clock, blocks=9, lease_s=10.0) as engine:
+        await post(engine, prompt="x" * 400, max_tokens=1, kv_transfer_params=FIRST_LEG)
+        task = asyncio.ensure_future(post(engine, prompt="y" * 400, max_tokens=1))
+        assert await settle(lambda: engine.engine.ranks[0].load == 1)
+        assert not task.done()
+        await clock.advance(10)
+        assert (await task).status_code == 200
+
+
+async def test_shutdown_without_timeout_aborts() -> None:
+    """With a shutdown timeout of zero what runs is answered 200 `abort`, and the port closes."""
+    engine = Standin("decode", settings=Settings(pace=Pace(step_s=0.05)))
+    await engine.start()
+    whole = asyncio.ensure_future(post(engine, max_tokens=1000))
+    stream = asyncio.ensure_future(stream_bytes(engine, max_tokens=1000))
+    assert await settle(lambda: engine.engine.ranks[0].load == 2)
+    await asyncio.sleep(0.2)
+    await engine.drain(0)
+    assert (await whole).json()["choices"][0]["finish_reason"] == "abort"
+    assert (await stream).endswith(b"data: [DONE]\n\n")
+    with pytest.raises(httpx.ConnectError):
+        await post(engine)
+
+
+async def test_a_cleared_cache_is_told_with_the_next_batch() -> None:
+    """AllBlocksCleared leads the events of the next request; until then nothing is told."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    events = EventsConfig(enable_kv_cache_events=True, endpoint=f"tcp://*:{port}", topic="kv")
+    context: zmq.asyncio.Context = zmq.asyncio.Context()
+    async with Standin("prefill", events=events) as engine:
+        subscriber = context.socket(zmq.SUB)
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
+        subscriber.connect(f"tcp://127.0.0.1:{port}")
+        batches: list[list[Any]] = []
+        for number in range(50):
+            await post(engine, prompt="x" * 80 + str(number))
+            if await subscriber.poll(100):
+                break
+        while await subscriber.poll(100):
+            await subscriber.recv_multipart()
+        assert engine.engine.ranks[0].clear_cache()
+        assert not await subscriber.poll(100)
+        await post(engine, prompt="z" * 80)
+        assert await subscriber.poll(2000)
+        _, _, payload = await subscriber.recv_multipart()
+        batches.append(msgspec.msgpack.decode(payload))
+        assert [event["type"] for event in batches[0][1]] == ["AllBlocksCleared", "BlockStored"]
+        subscriber.close(linger=0)
+    context.term()
+
+
+def test_evictions_go_leaf_first_and_only_when_room_is_needed() -> None:
+    """Never-used blocks go first, then the least recently used chain from its leaf; one event a block."""
+    pool = BlockPool(4, 2, caching=True)
+    events: list[Any] = []
+    taken = pool.take([], 3, events)
+    pool.store(taken, [1, 2, 3])
+    pool.release(taken)
+    pool.take([], 3, events)
+    assert [event["block_hashes"] for event in events] == [[3], [2]]
+    assert [block.key for block in pool.hit([1, 2])] == [1]
+
+
+def test_copies_of_a_block_are_removed_one_by_one() -> None:
+    """A key stored twice stays findable until its last copy is evicted."""
+    pool = BlockPool(3, 2, caching=True)
+    events: list[Any] = []
+    for _ in range(2):
+        taken = pool.take([], 1, events)
+        pool.store(taken, [7])
+        pool.release(taken)
+    assert events == []
+    first = pool.take([], 2, events)
+    assert len(events) == 1
+    assert pool.hit([7])
+    pool.take([], 1, events)
+    assert len(events) == 2
+    assert not pool.hit([7])
+    pool.release(first)

@@ -93,6 +93,7 @@ class Rank:
         self._active: dict[int, Sequence] = {}
         self._fetching = {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0}
         self._cleared = False
+        self._reaper: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open the event sockets and the side channel."""
@@ -106,6 +107,8 @@ class Rank:
 
     async def close(self) -> None:
         """Close them and the connections to peers."""
+        if self._reaper is not None:
+            self._reaper.cancel()
         self._peers.close()
         await self._side_channel.close()
         self._publisher.close()
@@ -121,13 +124,13 @@ class Rank:
     @property
     def load(self) -> int:
         """Requests running and waiting."""
-        return len(self._active) + len(self._queue)
+        return len(self._active)
 
     @property
     def busy(self) -> bool:
         """Whether there is work, unpulled blocks included."""
         self.reap()
-        return bool(self._active or self._queue or self.leases.active)
+        return bool(self._active or self.leases.active)
 
     def abort_all(self) -> None:
         """End every request with finish reason `abort`."""
@@ -149,6 +152,14 @@ class Rank:
             self.pool.release(lease.blocks)
             self.metrics.add("nixl_num_kv_expired_reqs_total")
             self._wake()
+
+    async def _reap_in_time(self) -> None:
+        """Free blocks when leases end, also when nobody asks: requests may be waiting for them."""
+        while self.leases.active:
+            next_s = min(lease.expires_s for lease in self.leases.active.values())
+            await self._clock.sleep(max(0.001, next_s - self._clock.now()))
+            self.reap()
+        self._reaper = None
 
     def _answer_peer(self, ask: Ask) -> Told:
         self.reap()
@@ -554,6 +565,8 @@ class Rank:
         held = sequence.hits + kv.contents(
             bytes(sequence.known[hit_bytes:computed]), self._config.block_tokens, self._state_before(sequence)
         )
+        if self._reaper is None:
+            self._reaper = asyncio.ensure_future(self._reap_in_time())
         self.leases.grant(kv.Lease(request_id, sequence.blocks, held, self._clock.now() + self._config.lease_s))
         return {
             "do_remote_prefill": True,
