@@ -20,8 +20,13 @@ FIRST_LEG = {"do_remote_decode": True, "do_remote_prefill": False}
 BODY = {"model": "tiny", "prompt": "hello there", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
 
 
+def client_of(timeout_s: float = 10) -> httpx.AsyncClient:
+    # Loading certificates would be most of a test's time.
+    return httpx.AsyncClient(timeout=timeout_s, verify=False)
+
+
 async def post(engine: Standin, **more: Any) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=10) as client:
+    async with client_of(10) as client:
         return await client.post(f"{engine.url}/v1/completions", json={**BODY, **more})
 
 
@@ -76,7 +81,7 @@ async def test_records_a_request_as_it_arrived() -> None:
 async def test_sees_a_client_leave_before_the_headers() -> None:
     """A client that leaves while the answer is awaited is noted as disconnected, and its work ends."""
     async with Standin("decode", settings=Settings(pace=Pace(step_s=60))) as engine:
-        async with httpx.AsyncClient() as client:
+        async with client_of() as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"{engine.url}/v1/completions", json=BODY, timeout=0.2)
         assert await settle(lambda: engine.requests[0].disconnected_s is not None)
@@ -88,7 +93,7 @@ async def test_sees_a_client_leave_before_the_headers() -> None:
 async def test_sees_a_client_leave_in_a_stream() -> None:
     """A client that leaves mid-stream ends the generation; its blocks are free again."""
     async with Standin("decode", settings=Settings(pace=Pace(step_s=0.01))) as engine:
-        async with httpx.AsyncClient() as client:
+        async with client_of() as client:
             request = {**BODY, "stream": True, "max_tokens": 5000}
             async with client.stream("POST", f"{engine.url}/v1/completions", json=request) as answer:
                 pieces = answer.aiter_raw()
@@ -119,7 +124,7 @@ async def test_rules_choose_by_leg_path_body_and_function() -> None:
         assert (await post(engine)).status_code == 200
         assert (await post(engine, kv_transfer_params=FIRST_LEG)).status_code == 501
         assert (await post(engine, prompt="a needle")).status_code == 502
-        async with httpx.AsyncClient() as client:
+        async with client_of() as client:
             assert (await client.get(f"{engine.url}/health")).status_code == 503
             marked = await client.post(f"{engine.url}/v1/completions", json=BODY, headers={"x-mark": "1"})
             assert marked.status_code == 504
@@ -228,7 +233,7 @@ async def test_never_answers_until_the_client_leaves() -> None:
     async with Standin("prefill") as engine:
         engine.add_rule(never_answer=True)
         with pytest.raises(httpx.ReadTimeout):
-            async with httpx.AsyncClient(timeout=0.2) as client:
+            async with client_of(0.2) as client:
                 await client.post(f"{engine.url}/v1/completions", json=BODY)
         assert await settle(lambda: engine.requests[0].disconnected_s is not None)
 
@@ -276,7 +281,7 @@ async def test_slow_start() -> None:
         assert engine.port == 0
         await clock.advance(5)
         assert await settle(lambda: engine.port != 0)
-        async with httpx.AsyncClient() as client:
+        async with client_of() as client:
             assert (await client.get(f"{engine.url}/v1/models")).json()["data"] == []
             await clock.advance(3)
             assert len((await client.get(f"{engine.url}/v1/models")).json()["data"]) == 1
@@ -336,7 +341,7 @@ async def test_a_restarted_prefill_is_another_engine() -> None:
 async def test_data_parallel_ranks() -> None:
     """Ranks have engine ids, side-channel ports, event ports and metrics of their own; the header chooses one."""
     async with Standin("prefill", data_parallel=2, side_channel_port=0) as engine:
-        async with httpx.AsyncClient() as client:
+        async with client_of() as client:
             for rank in (0, 1, 1):
                 headers = {"X-data-parallel-rank": str(rank)}
                 body = {**BODY, "kv_transfer_params": FIRST_LEG}
@@ -354,7 +359,7 @@ async def test_admin_endpoint() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    async with Standin("prefill", settings=Settings(admin_port=port)) as engine, httpx.AsyncClient() as client:
+    async with Standin("prefill", settings=Settings(admin_port=port)) as engine, client_of() as client:
         admin = f"http://127.0.0.1:{port}"
         assert (await client.post(f"{admin}/rules", json={"times": 1, "status": 503})).status_code == 200
         assert (await client.post(f"{admin}/rules", json={"stauts": 503})).status_code == 400
