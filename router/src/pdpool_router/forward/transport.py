@@ -103,6 +103,7 @@ class Upstream(asyncio.Protocol):
         "endpoint",
         "heard_s",
         "idle_s",
+        "once",
         "paused",
         "was_at_chunk_boundary",
     )
@@ -125,6 +126,8 @@ class Upstream(asyncio.Protocol):
         self.heard_s = 0.0
         self.deadline_s = 0.0
         self.idle_s = 0.0
+        self.once = False
+        """It was said to the engine that nothing follows, whether or not the answer repeats it."""
 
     # --- the caller's side ---------------------------------------------------------------------------------------
     def send(self, request: bytes, receiver: Receiver, *, total_s: float, idle_s: float) -> None:
@@ -304,7 +307,7 @@ class Upstream(asyncio.Protocol):
         self._chunks = None
         if self.paused:
             self.resume()
-        if head.keep_alive and not self._lost:
+        if head.keep_alive and not self._lost and not self.once:
             self._owner.keep(self, now_s)
         else:
             self._owner.busy.discard(self)
@@ -379,6 +382,7 @@ class Transport:
         request = b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % endpoint.authority.encode()
         receiver = _StatusOnly()
         upstream = await self._dial(endpoint, timeout_s)
+        upstream.once = True
         try:
             upstream.send(request, receiver, total_s=timeout_s, idle_s=0)
             return await receiver.done == _OK
