@@ -94,6 +94,7 @@ class Upstream(asyncio.Protocol):
         "_head",
         "_idled_s",
         "_left",
+        "_looked_late",
         "_lost",
         "_owner",
         "_poller",
@@ -120,6 +121,7 @@ class Upstream(asyncio.Protocol):
         self._idled_s = 0.0
         self._left = 0
         self._lost = False
+        self._looked_late = False
         self.paused = False
         self.was_at_chunk_boundary = True
         """The bytes before the present read ended between two chunks."""
@@ -174,7 +176,12 @@ class Upstream(asyncio.Protocol):
 
     def expire_if_late(self, now_s: float) -> None:
         """Gives up an engine that is past its time; time blocked by the client does not count as silence."""
-        if now_s > self.deadline_s or (not self.paused and now_s - self.heard_s > self.idle_s):
+        if now_s <= self.deadline_s and (self.paused or now_s - self.heard_s <= self.idle_s):
+            self._looked_late = False
+        elif not self._looked_late:
+            # Looked at once more: where this process itself was held up, the answer may lie unread.
+            self._looked_late = True
+        else:
             self._fail(EngineTimedOut("The engine did not answer in time."))
             self.abandon()
 
