@@ -54,8 +54,8 @@ def undo(cluster: str, ledger: Ledger, kept: frozenset[Path] = frozenset()) -> N
 
 def _end_processes(cluster: str, ledger: Ledger) -> None:
     for name in RESTARTERS:
-        end(lambda name=name: named(cluster, name), name)  # type: ignore[misc]
-    end(lambda: marked(cluster), f"the daemons of cluster {cluster}")
+        end(lambda name=name: named(ledger, name), name)  # type: ignore[misc]
+    end(lambda: marked(ledger), f"the daemons of cluster {cluster}")
     end(lambda: set(_contained(ledger)), f"the containers of cluster {cluster}")
 
 
