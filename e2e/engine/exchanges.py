@@ -556,6 +556,22 @@ def failed_pull_recomputes(pair: Pair) -> None:
 
 
 @exchange
+def incomplete_parameters_wait(pair: Pair) -> None:
+    """Parameters without the engine's id are neither refused nor used: the request waits until its client leaves."""
+    prompt = pair.prompt(40)
+    params = pair.first_leg(prompt)
+    del params["remote_engine_id"]
+    body = {"model": MODEL, **plain(prompt, kv_transfer_params=params)}
+    try:
+        answer = httpx.post(pair.decode.url + COMPLETIONS, json=body, timeout=3)
+    except httpx.ReadTimeout:
+        answer = None
+    assert answer is None
+    assert wait_for(lambda: pair.decode.metrics()["num_requests_waiting"] == 0, 5)
+    pair.decode.ok(COMPLETIONS, plain(prompt))
+
+
+@exchange
 def disconnect_aborts(pair: Pair) -> None:
     """A client that leaves ends its request in the engine within seconds; no finish reason is counted for it."""
     before = pair.decode.metrics()

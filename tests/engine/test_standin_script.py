@@ -384,6 +384,14 @@ async def test_death_closes_the_port() -> None:
             await post(decode)
 
 
+async def test_parameters_without_blocks_end_the_engine() -> None:
+    """The flag alone, without block ids, ends the engine, as seen on vLLM 0.32."""
+    async with Standin("decode") as decode:
+        answer = await post(decode, kv_transfer_params={"do_remote_prefill": True, "do_remote_decode": False})
+        assert answer.status_code == 500
+        await decode.ended.wait()
+
+
 def test_config_defaults_agree_with_the_tiny_model() -> None:
     """A block of the stand-in weighs what a block of the tiny model on the real engine weighs."""
     config = EngineConfig()

@@ -325,13 +325,16 @@ class Rank:
         """Read the blocks that are missing from prefill; False when the policy is to compute them instead.
 
         Raises:
-            EngineDeadError: the parameters name fewer blocks than the prompt needs.
+            EngineDeadError: the parameters name no blocks, or fewer than the prompt needs.
             GenerationError: the read failed and the policy is `fail`.
         """
         transfer = sequence.job.transfer or {}
-        if not _complete(transfer) or not transfer.get("remote_block_ids"):
-            # Parameters cut short: no transfer takes place.
-            return False
+        if not transfer.get("remote_block_ids"):
+            self._die()
+            raise EngineDeadError("AssertionError: num_external_tokens == 0")
+        if not _complete(transfer):
+            # vLLM says that it will not transfer, and yet waits for what never comes, until the client leaves.
+            await asyncio.Event().wait()
         if needed > len(transfer["remote_block_ids"][0]):
             self._die()
             raise EngineDeadError("AssertionError: num_local_blocks <= num_remote_blocks")
