@@ -384,6 +384,40 @@ async def test_death_closes_the_port() -> None:
             await post(decode)
 
 
+async def test_scripted_events_and_compression() -> None:
+    """An event stream can be given as it is, in any spelling, and travel compressed to a client that takes that."""
+    events = ": ping\r\n\r\ndata: {}\r\n\r\ndata: a\ndata: b\n\ndata: [DONE]\n\n"
+    async with Standin("decode") as engine, client_of() as client:
+        engine.add_rule(status=200, headers={"content-type": "text/event-stream"}, body=events, gzip_if_asked=True)
+        address = f"{engine.url}/v1/completions"
+        plain = await client.post(address, json=BODY, headers={"accept-encoding": "identity"})
+        assert (plain.text, "content-encoding" in plain.headers) == (events, False)
+        packed = await client.post(address, json=BODY, headers={"accept-encoding": "gzip"})
+        assert (packed.text, packed.headers["content-encoding"]) == (events, "gzip")
+        engine.script.clear()
+        engine.add_rule(gzip_if_asked=True)
+        whole = await client.post(address, json=BODY, headers={"accept-encoding": "gzip"})
+        assert (whole.headers["content-encoding"], whole.json()["usage"]["completion_tokens"]) == ("gzip", 4)
+
+
+async def test_forced_metrics() -> None:
+    """Metrics can be shown with any value, or left out, and become true again."""
+    async with Standin("decode") as engine, client_of() as client:
+
+        async def waiting() -> list[str]:
+            text = (await client.get(f"{engine.url}/metrics")).text
+            return [
+                line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith("vllm:num_requests_waiting{")
+            ]
+
+        engine.force_metrics(num_requests_waiting=5)
+        assert await waiting() == ["5.0"]
+        engine.force_metrics(num_requests_waiting=None)
+        assert await waiting() == []
+        engine.force_metrics()
+        assert await waiting() == ["0.0"]
+
+
 async def test_parameters_without_blocks_end_the_engine() -> None:
     """The flag alone, without block ids, ends the engine, as seen on vLLM 0.32."""
     async with Standin("decode") as decode:
