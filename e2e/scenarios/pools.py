@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from e2e.scenarios.api import ClusterApi, JsonObject
 
 POLL_S = 0.25
+HTTP_PORT = 80
 SAY_NEWS_S, SAY_SAME_S = 5.0, 30.0
 Say = Callable[[str], None]
 
@@ -98,7 +99,8 @@ class Pool:
         service = self.api.get("services", child_name(self.name, Role.ROUTER), self.namespace)
         if service is None:
             raise LateError(f"Service {child_name(self.name, Role.ROUTER)} does not exist")
-        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        port = service["spec"]["ports"][0]["port"]
+        return f"http://{service['spec']['clusterIP']}{'' if port == HTTP_PORT else f':{port}'}"
 
     def is_ready(self) -> bool:
         """Whether `Ready` is True and speaks of the present generation."""
