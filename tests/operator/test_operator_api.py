@@ -97,7 +97,7 @@ def test_a_pool_becomes_children_that_belong_to_it(api: Api, namespace: str) -> 
 
 @pytest.mark.usefixtures("operator")
 def test_nothing_is_written_when_nothing_differs(site: Site, api: Api, make_namespace: Callable[[], str]) -> None:
-    """Pools at rest, written in ways that the API server rewrites, cost no write; nor does a label on them. Q08.
+    """Pools at rest, written in ways that the API server rewrites, cost no write; nor does a label on them (Q08).
 
     The window is scaled to 15 s; a re-list that finds nothing new falls into it on request.
     """
@@ -141,7 +141,7 @@ def _generations(api: Api, namespace: str) -> dict[str, int]:
 
 @pytest.mark.usefixtures("operator")
 def test_what_others_change_or_delete_comes_back(api: Api, namespace: str) -> None:
-    """Children deleted by hand are back within 10 s, and fields changed by hand are corrected. Q15."""
+    """Children deleted by hand are back within 10 s; fields and sizes changed by hand are corrected (Q13, Q15)."""
     api.apply("inferencepools", namespace, pool("tiny", namespace))
     stored = settled(api, namespace, "tiny")
     decode = f"tiny-decode-{stored['status']['revision']}"
@@ -265,7 +265,7 @@ def test_status_follows_the_pods(api: Api, namespace: str) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_a_missing_secret_is_named(api: Api, namespace: str) -> None:
-    """A pod that waits for a Secret makes the pool say which, in the pod's own words. Q15."""
+    """A pod that waits for a Secret makes the pool say which, in the pod's own words (Q15)."""
     variable = {"name": "T", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "k"}}}
     api.apply("inferencepools", namespace, pool("tiny", namespace, prefill={"hardware": "cpu", "env": [variable]}))
     settled(api, namespace, "tiny")
@@ -356,7 +356,7 @@ def test_a_new_revision_takes_over_whole(api: Api, namespace: str) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_only_pools_of_our_group_are_served(site: Site, api: Api, namespace: str) -> None:
-    """InferencePools of the Gateway API Inference Extension are never written, nor do they get children. Q23."""
+    """InferencePools of the Gateway API Inference Extension are never written, nor do they get children (Q23)."""
     groups = ("inference.networking.k8s.io", "inference.networking.x-k8s.io")
     for group in groups:
         site.cluster.apply([_foreign_crd(group)])
@@ -424,7 +424,7 @@ def _none_left(api: Api, namespace: str) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_the_last_of_many_quick_edits_wins(api: Api, operator: Operator, namespace: str) -> None:
-    """Twenty edits of each pool within seconds all end in the last one, and probes are answered meanwhile. Q06.
+    """Twenty edits of each pool within seconds all end in the last one, and probes are answered meanwhile (Q06).
 
     Scaled to 4 pools; 100 in the case.
     """

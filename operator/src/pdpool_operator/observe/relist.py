@@ -53,13 +53,14 @@ class Relist:
         self._clock = clock
         self._hurry = asyncio.Event()
         self._serving: frozenset[Resource] = frozenset()
+        self._good = False
         self._changed = asyncio.Condition()
         self.good_at = float("-inf")
         """When (by `clock`) the last complete round ended."""
 
     @property
     def serving(self) -> frozenset[Resource]:
-        """Kinds that could be listed in the last round."""
+        """Kinds that were listed once and have not been found missing since."""
         return self._serving
 
     async def until(self, condition: Callable[[frozenset[Resource]], bool]) -> None:
@@ -84,27 +85,28 @@ class Relist:
 
     async def _round(self) -> bool:
         # After a failure the server's cache may be behind: then the consistent, dearer list.
-        consistent = len(self._serving) < len(WATCHED)
-        results = await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
-        serving = frozenset(resource for resource, good in zip(WATCHED, results, strict=True) if good)
-        good = len(serving) == len(WATCHED)
-        if good:
+        consistent, self._good = not self._good, True
+        await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
+        if self._good:
             self.good_at = self._clock()
-        if serving != self._serving:
-            async with self._changed:
-                self._serving = serving
-                self._changed.notify_all()
-        return good
+        return self._good
 
-    async def _one(self, resource: Resource, *, consistent: bool) -> bool:
+    async def _one(self, resource: Resource, *, consistent: bool) -> None:
         try:
             listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
-        except NotFoundError:
-            _log.warning("kind is not installed", resource=str(resource))
-            return False
         except ApiError as fault:
+            self._good = False
             _log.warning("list failed", resource=str(resource), fault=str(fault))
-            return False
+            if isinstance(fault, NotFoundError):
+                await self._note(resource, serving=False)
+            return
         for ref in self._cluster.replace(resource, listing.items, listing.version, consistent=consistent):
             self._wake(ref)
-        return True
+        await self._note(resource, serving=True)
+
+    async def _note(self, resource: Resource, *, serving: bool) -> None:
+        if (resource in self._serving) is serving:
+            return
+        async with self._changed:
+            self._serving = self._serving | {resource} if serving else self._serving - {resource}
+            self._changed.notify_all()
