@@ -330,7 +330,7 @@ async def test_a_restarted_prefill_is_another_engine() -> None:
     first = Standin("prefill")
     await first.start()
     params = (await post(first, max_tokens=1, kv_transfer_params=FIRST_LEG)).json()["kv_transfer_params"]
-    port = first.engine.ranks[0].side_channel_port
+    port = first.engine.ranks[0].handover.port
     await first.stop()
     async with Standin("prefill", side_channel_port=port), Standin("decode") as decode:
         answer = await post(decode, kv_transfer_params=params)
@@ -348,7 +348,7 @@ async def test_data_parallel_ranks() -> None:
                 told = (await client.post(f"{engine.url}/v1/completions", json=body, headers=headers)).json()
                 params = told["kv_transfer_params"]
                 assert params["remote_engine_id"].endswith(f"_dp{rank}")
-                assert params["remote_port"] == engine.engine.ranks[rank].side_channel_port
+                assert params["remote_port"] == engine.engine.ranks[rank].handover.port
             text = (await client.get(f"{engine.url}/metrics")).text
         assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in text
         assert 'vllm:request_success_total{engine="1",finished_reason="length",model_name="tiny"} 2.0' in text

@@ -22,8 +22,8 @@ from e2e.engine.standin import tokens
 from e2e.engine.standin.config import VERSION
 from e2e.engine.standin.http import JSON_HEADERS, GoneError, Recorded, Reply
 from e2e.engine.standin.others import Messages, Responses
-from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.request import Asked, Body, Origin, Reader, RefusedError
+from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.shapes import DONE, Shape, encode, event, piece_text
 
 if TYPE_CHECKING:

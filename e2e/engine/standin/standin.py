@@ -95,7 +95,7 @@ class Standin:
         self.engine.pace = Pace(**fields)
 
     def force_metrics(self, **values: float | None) -> None:
-        """Show these values (names without `vllm:`) whatever is true; None leaves a family out; no values: the truth."""
+        """Show these values (names without `vllm:`) whatever is true; None leaves out; none given: the truth."""
         for rank in self.engine.ranks:
             rank.metrics.forced = dict(values)
 
