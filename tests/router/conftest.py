@@ -21,6 +21,8 @@ from pdpool_router.assembly import Router
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    MakeSite = Callable[..., Awaitable["Site"]]
+
 __all__ = ["control_plane"]
 
 PROMPT = "the quick brown fox jumps over the lazy dog "
@@ -74,9 +76,6 @@ class Site:
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
         await eventually(lambda: not self.router.endpoints.inflight.requests)
-
-
-MakeSite = "Callable[..., Awaitable[Site]]"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from e2e.engine.standin import Standin
+from pdpool_api.names import Role
 from pdpool_api.router_config import ConfigError, dump, from_mapping, parse
 from pdpool_router import config as configuration
 from pdpool_router.config import settings, watch
@@ -27,7 +28,18 @@ MINIMAL = {"model": {"servedNames": ["m"]}, "endpoints": {"static": [{"role": "d
 def test_flags_are_a_short_form_of_the_file() -> None:
     """`--model --prefill --decode --endpoint` say what a file would."""
     flags = settings(
-        ["--model", "m", "--model", "alias", "--prefill", "http://p:1", "--decode", "http://d:1", "--decode", "http://[::1]:2"]
+        [
+            "--model",
+            "m",
+            "--model",
+            "alias",
+            "--prefill",
+            "http://p:1",
+            "--decode",
+            "http://d:1",
+            "--decode",
+            "http://[::1]:2",
+        ]
     )
     assert flags.config == from_mapping(
         {
@@ -42,7 +54,7 @@ def test_flags_are_a_short_form_of_the_file() -> None:
         }
     )
     assert (flags.port, flags.admin_port, flags.file) == (8080, 9090, None)
-    assert settings(["--model", "m", "--endpoint", "http://e:1"]).config.endpoints.static[0].role == "aggregated"
+    assert settings(["--model", "m", "--endpoint", "http://e:1"]).config.endpoints.static[0].role is Role.AGGREGATED
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -112,7 +113,7 @@ def served(pieces: list[bytes], limit: int = 1000) -> tuple[Desk, Wire]:
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     edges = [0, *sorted({position % (len(data) + 1) for position in at}), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False) if end > start]
+    return [data[start:end] for start, end in pairwise(edges) if end > start]
 
 
 BODIES = st.binary(max_size=60)
@@ -185,7 +186,7 @@ def test_noise_is_refused_once_and_ends_the_connection(noise: bytes, at: list[in
     assert not answers.written or answers.closed
 
 
-# --- the engine's side -------------------------------------------------------------------------------------------------
+# --- the engine's side -----------------------------------------------------------------------------------------------
 class Notes:
     """A receiver that notes what it is told."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 
 import h11
 import pytest
@@ -27,7 +28,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, bytes]:
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     """The data in pieces, cut at some positions."""
     edges = [0, *sorted({position % (len(data) + 1) for position in at}), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False) if end > start]
+    return [data[start:end] for start, end in pairwise(edges) if end > start]
 
 
 def followed(pieces: list[bytes]) -> tuple[int, bytes]:
@@ -66,9 +67,7 @@ def h11_reads(wire: bytes) -> tuple[int, bytes]:
 
 
 @given(bodies(), st.lists(st.integers(min_value=0), max_size=12), st.binary(max_size=8))
-def test_any_split_gives_the_same_end_and_payload(
-    body: tuple[bytes, bytes], at: list[int], following: bytes
-) -> None:
+def test_any_split_gives_the_same_end_and_payload(body: tuple[bytes, bytes], at: list[int], following: bytes) -> None:
     """However the bytes are cut, the end is found exactly and the payload is whole."""
     wire, payload = body
     assert followed(cut(wire, at)) == (len(wire), payload)
@@ -110,11 +109,22 @@ def test_mutated_bodies_are_never_read_longer_than_the_oracle_reads_them(
 @pytest.mark.parametrize(
     "wire",
     [
-        b"+5\r\nhello\r\n", b"-1\r\n", b"0x5\r\nhello\r\n", b"5_0\r\n", b" 5\r\nhello\r\n", b"5\nhello\r\n", b"\r\n", b"g\r\n",
-        b"5\r\nhelloX\r\n", b"5\r\nhello\rX", b"ffffffffffffffffffff\r\n", b"5;" + b"x" * 5000, b"0\r\nx: 1\n\r\n",
+        b"+5\r\nhello\r\n",
+        b"-1\r\n",
+        b"0x5\r\nhello\r\n",
+        b"5_0\r\n",
+        b" 5\r\nhello\r\n",
+        b"5\nhello\r\n",
+        b"\r\n",
+        b"g\r\n",
+        b"5\r\nhelloX\r\n",
+        b"5\r\nhello\rX",
+        b"ffffffffffffffffffff\r\n",
+        b"5;" + b"x" * 5000,
+        b"0\r\nx: 1\n\r\n",
         b"0\r\n" + b"x: 1\r\n" * 4000,
     ],
-)  # fmt: skip
+)
 def test_what_is_not_chunked_coding_is_refused(wire: bytes) -> None:
     """Signs, prefixes, underscores, bare line feeds, too long lines and wrong sizes are errors."""
     with pytest.raises(FramingError):
@@ -155,14 +165,29 @@ def test_how_a_body_ends_is_told_by_its_head(head: bytes, framing: Framing, leng
 @pytest.mark.parametrize(
     "head",
     [
-        b"", b"HTTP/2 200", b"HTTP/1.1 2x0 OK", b"HTTP/1.1 20 OK", b"HTTP/1.1 2000 OK", b"ICY 200 OK", b"HTTP/1.1 099 X",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2",
-        b"HTTP/1.1 200 OK\r\ncontent-length: +1", b"HTTP/1.1 200 OK\r\ncontent-length: 1 1", b"HTTP/1.1 200 OK\r\ncontent-length:",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked", b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked",
-        b"HTTP/1.1 200 OK\r\n folded: 1", b"HTTP/1.1 200 OK\r\nname : v", b"HTTP/1.1 200 OK\r\nnocolon", b"HTTP/1.1 200 OK\r\n: v",
-        b"HTTP/1.1 200 OK\r\nx: a\nb: c", b"HTTP/1.1 200 OK\r\nx: a\rb", b"HTTP/1.1 200 OK\r\nx: \0",
+        b"",
+        b"HTTP/2 200",
+        b"HTTP/1.1 2x0 OK",
+        b"HTTP/1.1 20 OK",
+        b"HTTP/1.1 2000 OK",
+        b"ICY 200 OK",
+        b"HTTP/1.1 099 X",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2",
+        b"HTTP/1.1 200 OK\r\ncontent-length: +1",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1 1",
+        b"HTTP/1.1 200 OK\r\ncontent-length:",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked",
+        b"HTTP/1.0 200 OK\r\ntransfer-encoding: chunked",
+        b"HTTP/1.1 200 OK\r\n folded: 1",
+        b"HTTP/1.1 200 OK\r\nname : v",
+        b"HTTP/1.1 200 OK\r\nnocolon",
+        b"HTTP/1.1 200 OK\r\n: v",
+        b"HTTP/1.1 200 OK\r\nx: a\nb: c",
+        b"HTTP/1.1 200 OK\r\nx: a\rb",
+        b"HTTP/1.1 200 OK\r\nx: \0",
     ],
-)  # fmt: skip
+)
 def test_ambiguous_heads_are_refused(head: bytes) -> None:
     """What two readers could frame differently, or what could forge a header, is an error."""
     with pytest.raises(FramingError):
@@ -175,9 +200,7 @@ VALUES = st.binary(max_size=12).map(lambda raw: bytes(byte for byte in raw if 32
 
 @given(st.integers(200, 599), st.lists(st.tuples(NAMES, VALUES), max_size=5), st.integers(0, 10**6))
 @example(200, [(b"X-A", b"")], 0)
-def test_heads_are_read_as_the_oracle_reads_them(
-    status: int, headers: list[tuple[bytes, bytes]], length: int
-) -> None:
+def test_heads_are_read_as_the_oracle_reads_them(status: int, headers: list[tuple[bytes, bytes]], length: int) -> None:
     """Status, names, values and length of a sound head are those of h11."""
     lines = b"".join(b"\r\n%b: %b" % pair for pair in [*headers, (b"content-length", b"%d" % length)])
     block = b"HTTP/1.1 %d OK%b" % (status, lines)

@@ -81,9 +81,8 @@ async def test_a_chunked_body_is_one_body(site: MakeSite) -> None:
     client = await raw(here)
     pieces = b"".join(b"%x;note=1\r\n%b\r\n" % (len(BODY[n : n + 7]), BODY[n : n + 7]) for n in range(0, len(BODY), 7))
     client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-        + pieces
-        + b"0\r\nx-trailer: 1\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n" + pieces + b"0\r\nx-trailer: 1\r\n\r\n"
     )
     head, _ = await client.answer()
     assert status_of(head) == 200
@@ -104,7 +103,9 @@ async def test_expect_100_continue_is_answered_before_the_body(site: MakeSite) -
     client.send(whole[head_end:])
     head, _ = await client.answer()
     assert status_of(head) == 200
-    client.send(raw_post("/nowhere", b"", "expect: 100-continue", "x-n: 1").replace(b"content-length: 0", b"content-length: 9"))
+    client.send(
+        raw_post("/nowhere", b"", "expect: 100-continue", "x-n: 1").replace(b"content-length: 0", b"content-length: 9")
+    )
     head, _ = await client.answer()
     assert status_of(head) == 404
     assert await client.rest() == b""
@@ -190,7 +191,7 @@ async def test_a_client_that_only_ends_its_sending_gets_its_answer(site: MakeSit
         assert b"data: [DONE]" in received if stream else received.rstrip().endswith(b"}")
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("lines", "status"),
     [
@@ -218,7 +219,10 @@ async def test_ambiguous_requests_are_refused(site: MakeSite, lines: str, status
     """What two readers could frame differently is refused and ends the connection; nothing reaches an engine."""
     here = await site()
     client = await raw(here)
-    client.send(f"POST /v1/completions HTTP/1.1\r\nhost: r\r\n{lines}\r\n\r\n".encode("latin-1") + b"0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n")
+    client.send(
+        f"POST /v1/completions HTTP/1.1\r\nhost: r\r\n{lines}\r\n\r\n".encode("latin-1")
+        + b"0\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n"
+    )
     received = await client.rest()
     assert status_of(received) in (status, 400)
     assert len(ANSWERS.findall(received)) == 1
@@ -264,13 +268,38 @@ async def test_a_broken_request_behind_a_good_one_waits_its_turn(site: MakeSite)
 @pytest.mark.parametrize(
     "path",
     [
-        "/sleep", "/wake_up", "/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-        "/metrics", "/metrics?x=1", "/v1/../sleep", "//sleep", "/v1/%2e%2e/sleep", "/invocations", "/v1/embeddings",
-        "//v1/completions", "/v1//completions", "/v1/%63ompletions", "/v1/completions/", "/V1/completions", "/v1/completions%00",
-        "/v1/completions;x", "/v1/chat/completions/render", "/inference/v1/generate", "/", "*", "/v1/./completions",
-        "http://engine:8000/sleep", "/v1/chat/completions/batch", "/pause", "/server_info", "/kv_event_sources",
+        "/sleep",
+        "/wake_up",
+        "/reset_prefix_cache",
+        "/collective_rpc",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/metrics",
+        "/metrics?x=1",
+        "/v1/../sleep",
+        "//sleep",
+        "/v1/%2e%2e/sleep",
+        "/invocations",
+        "/v1/embeddings",
+        "//v1/completions",
+        "/v1//completions",
+        "/v1/%63ompletions",
+        "/v1/completions/",
+        "/V1/completions",
+        "/v1/completions%00",
+        "/v1/completions;x",
+        "/v1/chat/completions/render",
+        "/inference/v1/generate",
+        "/",
+        "*",
+        "/v1/./completions",
+        "http://engine:8000/sleep",
+        "/v1/chat/completions/batch",
+        "/pause",
+        "/server_info",
+        "/kv_event_sources",
     ],
-)  # fmt: skip
+)
 async def test_unknown_paths_and_tricks_reach_no_engine(site: MakeSite, path: str) -> None:
     """Q103: engine routes and other spellings of known paths are 404 in OpenAI's shape, and no engine sees them."""
     here = await site()
@@ -299,8 +328,19 @@ async def test_unknown_models_call_no_leg(site: MakeSite) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b'"x"', b"null", b'{"model":5}', b'{"model":"tiny"', b"\xff\xfe\x00", b'{"a":1}{"b":2}', b'{"a":' * 100_000],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b'{"model":5}',
+        b'{"model":"tiny"',
+        b"\xff\xfe\x00",
+        b'{"a":1}{"b":2}',
+        b'{"a":' * 100_000,
+    ],
+)
 async def test_bodies_that_are_no_json_object_are_400(site: MakeSite, body: bytes) -> None:
     """A body that no engine would read is 400 without a call, and the message holds nothing of it."""
     here = await site()
@@ -312,7 +352,10 @@ async def test_bodies_that_are_no_json_object_are_400(site: MakeSite, body: byte
 
 # --- limits ----------------------------------------------------------------------------------------------------------
 async def test_a_body_over_the_limit_is_413_before_it_is_read(site: MakeSite) -> None:
-    """Q88: by its length at once, by its chunks as soon as they pass the limit; what is within it goes through whole."""
+    """Q88: by its length at once, by its chunks as soon as they pass the limit.
+
+    What is within it goes through whole.
+    """
     here = await site(limits={"maxBodyBytes": 100_000})
     big = json.dumps({"model": "tiny", "prompt": "x " * 45_000, "max_tokens": 1}).encode()
     assert len(big) < 100_000
@@ -397,7 +440,7 @@ async def test_requests_above_max_concurrent_are_503(site: MakeSite) -> None:
     assert refused.json()["error"]["code"] == "saturated"
 
 
-# --- the rest of the API -----------------------------------------------------------------------------------------------
+# --- the rest of the API ---------------------------------------------------------------------------------------------
 async def test_models_are_the_pools_names(site: MakeSite) -> None:
     """`/v1/models` lists the served names, `/v1/models/{id}` finds each, also a name with a slash, plain or encoded."""
     here = await site(model={"servedNames": ["tiny", "org/tiny"]})
@@ -410,7 +453,10 @@ async def test_models_are_the_pools_names(site: MakeSite) -> None:
 
 
 async def test_tokenize_and_its_kin_are_passed_to_one_engine(site: MakeSite) -> None:
-    """`/tokenize`, `/detokenize` and `/v1/messages/count_tokens` are answered by one engine, and tried at another once."""
+    """`/tokenize`, `/detokenize` and `/v1/messages/count_tokens` are answered by one engine.
+
+    And tried at another once.
+    """
     here = await site(prefill=1, decode=2)
     answer = await here.client.post("/tokenize", json={"model": "tiny", "prompt": "hello"})
     assert answer.status_code == 200

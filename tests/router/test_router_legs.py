@@ -13,16 +13,35 @@ from msgspec import Raw
 from pdpool_api.engines.vllm import legs
 from pdpool_api.engines.vllm.legs import Route
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20)
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20)
+)
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=12
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
 )
 KNOWN = st.sampled_from(
     [
-        "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "max_output_tokens", "stream", "stream_options", "n",
-        "min_tokens", "logprobs", "top_logprobs", "temperature", "seed", "vllm_xargs", "kv_transfer_params", "ec_transfer_params",
+        "model",
+        "messages",
+        "prompt",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "stream",
+        "stream_options",
+        "n",
+        "min_tokens",
+        "logprobs",
+        "top_logprobs",
+        "temperature",
+        "seed",
+        "vllm_xargs",
+        "kv_transfer_params",
+        "ec_transfer_params",
     ]
-)  # fmt: skip
+)
 CLIENT_BODIES = st.dictionaries(KNOWN | st.text(max_size=12), VALUES, max_size=10)
 ROUTES = st.sampled_from(list(Route))
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_engine_id": "e"}
@@ -87,9 +106,12 @@ def test_a_body_without_router_fields_is_not_copied(body: dict[str, Any]) -> Non
         ('{"seed":1,"seed":2}', {"seed": 2}),
         ('{"stream":true,"kv_transfer_params":{"a":1},"stream":false,"kv_transfer_params":{"b":1}}', {"stream": False}),
         ('{"kv_transfer_p\\u0061rams":{"a":1},"x":1}', {"x": 1}),
-        ('{"vllm_xargs":{"kv_transfer_params":1},"vllm_xargs":{"kv_transfer_params":1,"y":2}}', {"vllm_xargs": {"y": 2}}),
+        (
+            '{"vllm_xargs":{"kv_transfer_params":1},"vllm_xargs":{"kv_transfer_params":1,"y":2}}',
+            {"vllm_xargs": {"y": 2}},
+        ),
         ("{}", {}),
-        (' \n{ } \t', {}),
+        (" \n{ } \t", {}),
     ],
 )
 def test_the_last_of_equal_keys_counts_as_for_the_engine(text: str, expected: dict[str, Any]) -> None:
@@ -107,7 +129,9 @@ def test_numbers_keep_every_digit() -> None:
     assert b'"x":1E400' in legs.prefill_body(received.fields, Route.CHAT)
 
 
-@pytest.mark.parametrize("text", [b'{"a":NaN}', b'{"a":-Infinity}', '{"a":"é"}'.encode("utf-16"), b'\xef\xbb\xbf{"a":1}'])
+@pytest.mark.parametrize(
+    "text", [b'{"a":NaN}', b'{"a":-Infinity}', '{"a":"é"}'.encode("utf-16"), b'\xef\xbb\xbf{"a":1}']
+)
 def test_what_pythons_json_takes_is_taken(text: bytes) -> None:
     """Bodies that the engine's JSON reader takes and strict JSON refuses are accepted."""
     received = legs.received(text)
@@ -115,7 +139,9 @@ def test_what_pythons_json_takes_is_taken(text: bytes) -> None:
     assert json.loads(legs.decode_body(received, Raw(b'{"p":1}')))["kv_transfer_params"] == {"p": 1}
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"1", b"{", b'{"a":}', b'{"a":1}}', b'{"\xff":1}', b"[" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"1", b"{", b'{"a":}', b'{"a":1}}', b'{"\xff":1}', b"[" * 100_000, b'{"a":' * 100_000]
+)
 def test_what_no_engine_reads_is_refused(text: bytes) -> None:
     """Anything but one JSON object is an error that shows nothing of the body."""
     with pytest.raises(legs.BodyError) as refused:
@@ -157,16 +183,32 @@ def test_what_needs_one_engine_is_known(body: dict[str, Any], reason: str | None
 @pytest.mark.parametrize(
     ("answer", "params", "counts"),
     [
-        ({"kv_transfer_params": PARAMS, "choices": [{"finish_reason": "length"}], "usage": {"prompt_tokens": 9}}, PARAMS, (9, 0)),
+        (
+            {"kv_transfer_params": PARAMS, "choices": [{"finish_reason": "length"}], "usage": {"prompt_tokens": 9}},
+            PARAMS,
+            (9, 0),
+        ),
         ({"kv_transfer_params": None, "choices": [{"finish_reason": "stop"}]}, None, (0, 0)),
         ({"choices": [{"finish_reason": "length"}]}, None, (0, 0)),
         ({"kv_transfer_params": {}}, None, (0, 0)),
         (
-            {"kv_transfer_params": PARAMS, "status": "incomplete", "usage": {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 3}}},
+            {
+                "kv_transfer_params": PARAMS,
+                "status": "incomplete",
+                "usage": {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 3}},
+            },
             PARAMS,
             (7, 3),
         ),
-        ({"kv_transfer_params": PARAMS, "stop_reason": "max_tokens", "usage": {"input_tokens": 5, "cache_read_input_tokens": 4}}, PARAMS, (5, 4)),
+        (
+            {
+                "kv_transfer_params": PARAMS,
+                "stop_reason": "max_tokens",
+                "usage": {"input_tokens": 5, "cache_read_input_tokens": 4},
+            },
+            PARAMS,
+            (5, 4),
+        ),
     ],
 )
 def test_a_prefill_answer_hands_its_parameters_over(
@@ -181,10 +223,16 @@ def test_a_prefill_answer_hands_its_parameters_over(
 @pytest.mark.parametrize(
     "answer",
     [
-        b"", b"{", b"[]", b'"x"', b'{"choices":5}', b'{"choices":[{"finish_reason":"abort"}],"kv_transfer_params":{"a":1}}',
-        b'{"choices":[{"finish_reason":"error"}]}', b'{"status":"failed"}',
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b'{"choices":5}',
+        b'{"choices":[{"finish_reason":"abort"}],"kv_transfer_params":{"a":1}}',
+        b'{"choices":[{"finish_reason":"error"}]}',
+        b'{"status":"failed"}',
     ],
-)  # fmt: skip
+)
 def test_a_prefill_answer_that_is_no_success_is_an_error(answer: bytes) -> None:
     """Malformed answers, `abort` and `error` are failures of prefill, whatever parameters they carry."""
     with pytest.raises(legs.HandoffError):

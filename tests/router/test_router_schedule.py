@@ -59,7 +59,10 @@ def asked(draw: st.DrawFn) -> Request:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(pool=pools(), request_=asked(), seed=st.integers(0, 99))
 def test_a_choice_obeys_every_rule(name: str, pool: Snapshot, request_: Request, seed: int) -> None:
-    """Never a failed endpoint, never a pair of two revisions, never more local prefills than allowed, never no choice."""
+    """Never a failed endpoint, never a pair of two revisions, never more local prefills than allowed.
+
+    Never no choice.
+    """
     policy = POLICIES[name]()
     decision = policy.plan(request_, pool, 0.0, random.Random(seed))
     usable = [one for one in pool.decode if one.uid not in request_.failed]
@@ -75,7 +78,11 @@ def test_a_choice_obeys_every_rule(name: str, pool: Snapshot, request_: Request,
     if decision.way is Way.REMOTE:
         assert decision.endpoint in pool.prefill
         placed = policy.place(
-            Request("m", 10, revision=decision.endpoint.revision, failed=request_.failed), None, pool, 0.0, random.Random(seed)
+            Request("m", 10, revision=decision.endpoint.revision, failed=request_.failed),
+            None,
+            pool,
+            0.0,
+            random.Random(seed),
         )
         assert placed is not None
         assert placed in usable

@@ -154,7 +154,10 @@ class Relay:
         replaceable: Callable[[], bool],
         on_answered: Callable[[], None] | None = None,
     ) -> None:
-        """`replaceable` tells whether another engine could answer instead; `on_answered` is called at the answer's head."""
+        """`replaceable` tells whether another engine could answer instead.
+
+        `on_answered` is called at the answer's head.
+        """
         self.done: asyncio.Future[Answer | Relayed] = asyncio.get_running_loop().create_future()
         self.usage: legs.Usage | None = None
         """Token counts that the stream told, if any."""
