@@ -426,6 +426,17 @@ async def test_parameters_without_blocks_end_the_engine() -> None:
         await decode.ended.wait()
 
 
+async def test_incomplete_parameters_end_the_engine_when_the_client_leaves() -> None:
+    """Without the engine's id a request waits; the client's leaving then ends the engine, as seen on vLLM 0.32."""
+    async with Standin("prefill") as prefill, Standin("decode") as decode:
+        params = (await post(prefill, max_tokens=1, kv_transfer_params=FIRST_LEG)).json()["kv_transfer_params"]
+        del params["remote_engine_id"]
+        with pytest.raises(httpx.ReadTimeout):
+            async with client_of(0.2) as client:
+                await client.post(f"{decode.url}/v1/completions", json={**BODY, "kv_transfer_params": params})
+        await decode.ended.wait()
+
+
 def test_config_defaults_agree_with_the_tiny_model() -> None:
     """A block of the stand-in weighs what a block of the tiny model on the real engine weighs."""
     config = EngineConfig()

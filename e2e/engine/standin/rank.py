@@ -256,8 +256,7 @@ class Rank:
             self._die()
             raise EngineDeadError("AssertionError: num_external_tokens == 0")
         if not is_complete(params):
-            # vLLM says that it will not transfer, and yet waits for what never comes, until the client leaves.
-            await asyncio.Event().wait()
+            await self._wait_in_vain()
         if blocks > len(params["remote_block_ids"][0]):
             self._die()
             raise EngineDeadError("AssertionError: num_decode_blocks <= len(prefill_group)")
@@ -273,6 +272,13 @@ class Rank:
             except asyncio.CancelledError:
                 await asyncio.shield(self.handover.free(params))
                 raise
+
+    async def _wait_in_vain(self) -> None:
+        """Parameters without an engine's id: the request waits until its client leaves, and that ends the engine."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._die()
 
     def _shown_cached(self, sequence: Sequence, cached: int) -> int:
         """What usage says: after a pull prefill's number, else what was found here."""
