@@ -3,8 +3,6 @@
 Boundary: no row is here.
 """
 
-
-
 from __future__ import annotations
 
 import json

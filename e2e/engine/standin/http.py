@@ -11,6 +11,7 @@ import gzip
 import socket
 import struct
 import time
+import traceback
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -315,6 +316,11 @@ class Connection(asyncio.Protocol):
                 await self._application(reply.recorded, reply)
         except GoneError:
             self.close()
+        except Exception:
+            # A defect of the stand-in itself: say so loudly, and let the client see a broken connection.
+            traceback.print_exc()
+            self.close()
+            raise
         finally:
             self._task = None
 
