@@ -5,16 +5,20 @@ Boundary: pure. Deterministic, order of lists included, because the hash of what
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool
 from pdpool_operator.build.engine_deployment import engine_deployment
 from pdpool_operator.build.router_access import role, role_binding, service_account
 from pdpool_operator.build.router_config_map import config_map
 from pdpool_operator.build.router_deployment import router_deployment
 from pdpool_operator.build.services import engine_service, router_service
 from pdpool_operator.records import Desired, Images, Refusal
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePool
 
 
 def desired(pool: InferencePool, images: Images) -> Desired | Refusal:

@@ -7,14 +7,16 @@ field that nobody owns falls back to the API server's default.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware, names
 from pdpool_api.engines import vllm
-from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool, RoleSpec
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import DEPLOYMENTS, Child, Json
+
+if TYPE_CHECKING:
+    from pdpool_api.names import Role
+    from pdpool_api.pool import InferencePool, RoleSpec
 
 CONTAINER: Final = "engine"
 SHM_SIZE: Final = "16Gi"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pdpool_api import names
-from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool
-from pdpool_operator.records import Json
+
+if TYPE_CHECKING:
+    from pdpool_api.names import Role
+    from pdpool_api.pool import InferencePool
+    from pdpool_operator.records import Json
 
 
 def metadata(pool: InferencePool, role: Role, *parts: str) -> Json:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Child
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePool
 
 
 def service_account(pool: InferencePool) -> Child:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pdpool_api import names, router_config
 from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import CONFIG_MAPS, Child
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePool
 
 
 def config_map(pool: InferencePool) -> Child:

@@ -6,13 +6,15 @@ nowhere in the template: the router reloads it by itself, so that a change rolls
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdpool_api import names
 from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import DEPLOYMENTS, Child, Json
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePool
 
 USER_ID: Final = 65_532
 PRE_STOP_S: Final = 5

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdpool_api import names
 from pdpool_api.names import Role
-from pdpool_api.pool import InferencePool
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import SERVICES, Child
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePool
 
 ROUTER_SERVICE_PORT: Final = 80
 
