@@ -212,6 +212,12 @@ class Upstream(asyncio.Protocol):
             return
         now_s = self.heard_s = monotonic()
         try:
+            if self._chunks is not None:
+                payload = self._chunks.single(data)
+                if payload is not None:
+                    self.was_at_chunk_boundary = True
+                    self._receiver.on_body(data, payload, now_s, last=False)
+                    return
             if self._head is None:
                 self._on_head_bytes(data, now_s)
             else:

@@ -87,6 +87,7 @@ class Endpoints:
             local_prefills=self.inflight.local_prefills,
             max_local_prefills=self.max_local_prefills,
             local_allowed=self.local_allowed,
+            one_revision=len({endpoint.revision for endpoint in self._known.values()}) == 1,
         )
 
     def _of(self, role: Role) -> tuple[Endpoint, ...]:
