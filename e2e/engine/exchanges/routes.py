@@ -142,7 +142,7 @@ def metric_families(pair: Pair) -> None:
     shown = {name: kind for name, kind in shown.items() if not name.endswith("_created")}
     assert shown == {family.name: family.type for family in FAMILIES}
     for family in FAMILIES:
-        bounds = re.findall(rf'^{re.escape(family.name)}_bucket{{.*?le="([^"+]+)"', text, re.MULTILINE)
+        bounds = re.findall(rf'^{re.escape(family.name)}_bucket{{.*?le="(?!\+Inf)([^"]+)"', text, re.MULTILINE)
         assert [float(bound) for bound in bounds] == family.buckets
 
 
