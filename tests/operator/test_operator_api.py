@@ -10,46 +10,18 @@ import pytest
 
 from pdpool_api import names, router_config
 from tests.operator.harness import CHILD_PATHS, Api, Json, Operator, condition, eventually, pool
+from tests.operator.site import CHILDREN, generations, make_all_ready, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.operator.conftest import Site
+    from tests.operator.site import Site
 
 pytestmark = pytest.mark.api
-
-CHILDREN = 10
-"""Of a pool at rest: ServiceAccount, Role, RoleBinding, ConfigMap, 3 Services, 3 Deployments."""
 
 
 def engine_deployments(api: Api, namespace: str, role: str) -> list[Json]:
     return api.items("deployments", namespace, f"{names.LABEL_ROLE}={role}")
-
-
-def settled(api: Api, namespace: str, name: str) -> Json:
-    """The pool once its status speaks of its present generation and all children are there."""
-
-    def look() -> Json:
-        found = api.get("inferencepools", namespace, name)
-        assert found is not None
-        assert found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]
-        assert len(api.children(namespace)) % CHILDREN == 0
-        return found
-
-    return eventually(look)
-
-
-def make_all_ready(api: Api, namespace: str, name: str) -> Json:
-    """The pool once its pods, which no kubelet runs, were said to be ready and the operator has seen it."""
-
-    def look() -> Json:
-        api.make_ready(namespace, names.LABEL_POOL)
-        found = api.get("inferencepools", namespace, name)
-        assert found is not None
-        assert condition(found, "Ready")["status"] == "True"
-        return found
-
-    return eventually(look, every_s=0.5)
 
 
 @pytest.mark.usefixtures("operator")
@@ -95,48 +67,9 @@ def test_a_pool_becomes_children_that_belong_to_it(api: Api, namespace: str) -> 
     assert again["metadata"]["generation"] == stored["metadata"]["generation"]
 
 
-@pytest.mark.usefixtures("operator")
-def test_nothing_is_written_when_nothing_differs(site: Site, api: Api, make_namespace: Callable[[], str]) -> None:
-    """Pools at rest, written in ways that the API server rewrites, cost no write; nor does a label on them (Q08).
-
-    The window is scaled to 15 s; a re-list that finds nothing new falls into it on request.
-    """
-    env = [{"name": f"V{number}", "value": str(number)} for number in range(8)]
-    rich = {
-        "hardware": "cpu",
-        "env": [*env, {"name": "EMPTY", "value": ""}, {"name": "C", "value": "1000m"}],
-        "resources": {"requests": {"cpu": "1000m", "memory": "1024Mi"}, "limits": {"memory": "2048Mi"}},
-        "template": {
-            "metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}},
-            "volumes": [{"name": "models", "hostPath": {"path": "/models"}}, {"name": "e", "emptyDir": {}}],
-            "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
-            "securityContext": {"runAsUser": 0},
-        },
-    }
-    plain = {"hardware": "cpu", "resources": {}, "replicas": 0}
-    gpu = {"parallelism": {"tensor": 2}}
-    namespaces = [make_namespace() for _ in range(3)]
-    shapes: list[Json] = [{}, {"prefill": rich, "decode": plain}, {"prefill": gpu, "decode": gpu}]
-    for each, shape in zip(namespaces, shapes, strict=True):
-        api.apply("inferencepools", each, pool("still", each, **shape))
-    for each in namespaces:
-        settled(api, each, "still")
-        if shapes[namespaces.index(each)] != shapes[1]:
-            make_all_ready(api, each, "still")
-    time.sleep(3)
-    generations = {each: _generations(api, each) for each in namespaces}
-    since = site.cluster.audit.now()
-    for each in namespaces:
-        api.merge("inferencepools", each, "still", {"metadata": {"labels": {"touched": "yes"}}})
-    time.sleep(15)
-    assert site.child_writes(since, set(namespaces)) == []
-    assert {each: _generations(api, each) for each in namespaces} == generations
-    statuses = [each for each in site.cluster.audit.entries(since) if each.resource == "inferencepools/status"]
-    assert not [each for each in statuses if each.namespace in namespaces]
-
-
-def _generations(api: Api, namespace: str) -> dict[str, int]:
-    return {key: each["metadata"].get("generation", 0) for key, each in api.children(namespace).items()}
+def test_nothing_is_written_when_nothing_differs(aside: Callable[[str], None]) -> None:
+    """Pools at rest, written in ways that the API server rewrites, cost no write; nor does a label on them (Q08)."""
+    aside("nothing_is_written_when_nothing_differs")
 
 
 @pytest.mark.usefixtures("operator")
@@ -296,7 +229,7 @@ def test_an_edit_that_is_refused_changes_nothing_that_runs(site: Site, api: Api,
     """A live pool whose edit contradicts itself keeps its children as they are and says what is refused."""
     api.apply("inferencepools", namespace, pool("tiny", namespace))
     settled(api, namespace, "tiny")
-    before = _generations(api, namespace)
+    before = generations(api, namespace)
     since = site.cluster.audit.now()
     prefill = {"hardware": "cpu", "args": ["--dtype=float16"]}
     api.merge("inferencepools", namespace, "tiny", {"spec": {"prefill": prefill}})
@@ -312,7 +245,7 @@ def test_an_edit_that_is_refused_changes_nothing_that_runs(site: Site, api: Api,
         assert condition(found, kind)["reason"] == "IncompatibleRoles"
         assert "float16" in condition(found, kind)["message"]
     assert found["status"]["observedGeneration"] == 2
-    assert _generations(api, namespace) == before
+    assert generations(api, namespace) == before
     assert site.child_writes(since, {namespace}) == []
 
 
