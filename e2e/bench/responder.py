@@ -92,12 +92,14 @@ class Stream:
 
     def advance(self) -> bool:
         """Write the next event as one chunk; whether more are to come."""
+        if self._transport.is_closing():
+            return False
         event = replies.stream_event(self._serial, self._sent, self._count)
         chunk = b"%x\r\n%b\r\n" % (len(event), event)
         if self._sent == 0:
             chunk = _STREAM_HEAD + chunk
         self._sent += 1
-        more = self._sent < self._count and not self._transport.is_closing()
+        more = self._sent < self._count
         if not more:
             chunk += b"%x\r\n%b\r\n" % (len(replies.STREAM_END), replies.STREAM_END) + _LAST_CHUNK
         self._transport.write(chunk)
@@ -209,6 +211,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Answer the request."""
         self._engine.answer(self._transport, self._path, b"".join(self._body))
+        if not self._parser.should_keep_alive():
+            self._transport.close()
 
 
 async def _serve(prefills: int, decodes: int) -> None:
