@@ -388,4 +388,9 @@ class Relay:
 
 def _is_token(payload: bytes) -> bool:
     """Whether a piece of a stream is one event that goes on: it tells no end, no fault and no usage of the whole."""
-    return b'"finish_reason":null' in payload and payload.find(b"\n\n") == len(payload) - 2
+    # Searched from the end, where it stands, and by a single byte: this runs for every token.
+    return (
+        payload.rfind(b'"finish_reason":null') > 0
+        and payload.find(b"\n") == len(payload) - 2
+        and payload.endswith(b"\n\n")
+    )
