@@ -359,3 +359,13 @@ async def test_counts_end_at_zero_whatever_happens(site: MakeSite) -> None:
     counts = [len(engine.generations()) for engine in here.decode]
     assert sum(counts) == 60
     assert min(counts) >= 18
+
+
+async def test_an_engine_that_knows_no_health_route_is_alive(site: MakeSite) -> None:
+    """A probe that is answered 404 tells that somebody is there; 503 tells that the engine is dead."""
+    here = await site(decode=2)
+    here.decode[0].add_rule(path="/health$", status=404)
+    here.decode[1].add_rule(path="/health$", status=503)
+    await here.router._prober._ask(here.router.endpoints.all()[1])
+    await here.router._prober._ask(here.router.endpoints.all()[2])
+    assert {one.port for one in here.router.endpoints.snapshot().decode} == {here.decode[0].port}

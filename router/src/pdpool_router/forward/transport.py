@@ -26,7 +26,7 @@ IDLE_KEPT_S: Final = 30.0
 STALE_AFTER_S: Final = 1.0
 """Engines end connections that are idle for seconds, never for less."""
 _NO_BODY_BEFORE: Final = 200
-_OK: Final = 200
+_SERVER_ERROR: Final = 500
 
 
 class StaleConnectionError(Exception):
@@ -386,7 +386,7 @@ class Transport:
         return None
 
     async def healthy(self, endpoint: Endpoint, timeout_s: float) -> bool:
-        """Whether `GET /health` is answered 200 within `timeout_s`.
+        """Whether `GET /health` is answered within `timeout_s`, and not by 5xx.
 
         Raises:
             EngineFault: it is not answered.
@@ -398,7 +398,7 @@ class Transport:
         upstream.once = True
         try:
             upstream.send(request, receiver, total_s=timeout_s, idle_s=0)
-            return await receiver.done == _OK
+            return await receiver.done < _SERVER_ERROR
         finally:
             upstream.abandon_for(receiver)
 
