@@ -75,7 +75,7 @@ def installed(cluster: Cluster, logs: Path) -> Site:
     """Installs the manifest; no pod runs in a control plane alone, so the operator will run as a process."""
     documents: Iterable[Any] = yaml.safe_load_all(install.INSTALL_FILE.read_text())
     cluster.apply([each for each in documents if each["kind"] != "Deployment"])
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{install.CRD_FILE.stem}")
+    cluster.wait_established(install.CRD_FILE.stem)
     kubeconfig = cluster.kubeconfig_for_service_account(install.NAMESPACE, install.NAME)
     return Site(cluster, Api(cluster.kubeconfig), kubeconfig, logs)
 

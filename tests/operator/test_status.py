@@ -169,13 +169,16 @@ def test_a_rollout_past_its_deadline_is_stalled(raw_pool: dict[str, Any]) -> Non
     assert "ErrImagePull" in found["Stalled"]["message"]
 
 
-def test_a_refused_spec_keeps_what_was_said_of_its_roles(raw_pool: dict[str, Any]) -> None:
-    """With SpecValid False the counts stay as they were, and every condition names the refusal, Stalled included."""
+def test_a_refused_spec_keeps_what_was_said_and_counts_anew(raw_pool: dict[str, Any]) -> None:
+    """With SpecValid False revision and sizes stay, counts are today's, and every condition names the refusal."""
     raw_pool["status"] = said(raw_pool)
-    observed = observe(raw_pool)
+    running = live(next_plan(observe(raw_pool), IMAGES), ready={"decode": 0, "router": 0})
+    observed = observe(raw_pool, children=running)
     plan = Plan(desired=None, refusal=Refusal(Reason.INCOMPATIBLE_ROLES, "a is not b"))
-    found = status(observed, plan, Outcome(), now=LATER)
+    found = status(observed, plan, Outcome(live=running), now=LATER)
     assert found["prefill"] == raw_pool["status"]["prefill"]
+    assert found["decode"] == {**raw_pool["status"]["decode"], "readyReplicas": 0, "ready": "0/1"}
+    assert found["router"] == {"replicas": 1, "readyReplicas": 0}
     assert found["revision"] == raw_pool["status"]["revision"]
     for kind, word in (("Ready", "False"), ("SpecValid", "False"), ("Stalled", "True"), ("Progressing", "False")):
         assert (conditions(found)[kind]["status"], conditions(found)[kind]["message"]) == (word, "a is not b")

@@ -1,6 +1,6 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
-    observe → build.desired → rollout.next_step → autoscale.tick → apply → status → one status write
+    observe → build.desired → rollout.next_step → autoscale.tick → refusals → apply → status → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
 """
@@ -48,6 +48,9 @@ async def reconcile(ref: PoolRef, cluster: Cluster, writer: Writer, images: Imag
     if observed is None or observed.deleting:
         return None
     plan = next_plan(observed, images)
+    if refused := await writer.refusals(observed, plan):
+        words = "; ".join(f"{key}: {said}" for key, said in refused.items())
+        plan = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
     outcome = await writer.carry_out(observed, plan)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     reported = await writer.report(observed, status(observed, plan, outcome, now=now))

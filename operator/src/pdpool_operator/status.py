@@ -64,7 +64,7 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
     """
     live = observed.pool.get("status") or {}
     if plan.desired is None:
-        said = InferencePoolStatus.model_validate({**live, "conditions": ()})
+        said = _counted_anew(InferencePoolStatus.model_validate({**live, "conditions": ()}), observed)
     else:
         counts = role_counts(plan, outcome)
         said = InferencePoolStatus(
@@ -77,6 +77,30 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
         )
     found = conditions(observed, plan, outcome, now=now)
     return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
+
+
+def _counted_anew(before: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:
+    """What was said before the spec was refused, with the counts of today: what runs goes on, and may fail."""
+    said: dict[str, RoleStatus | RouterStatus] = {}
+    for role, of_role in ((Role.PREFILL, before.prefill), (Role.DECODE, before.decode)):
+        if of_role is not None:
+            live = _deployments(observed, role)
+            current = [each for each in live if each["metadata"]["labels"].get(names.LABEL_REVISION) == before.revision]
+            now = {
+                "replicas": _sum(live, "replicas"),
+                "ready_replicas": _sum(live, "readyReplicas"),
+                "updated_replicas": _sum(current, "updatedReplicas"),
+                "unschedulable_replicas": _unschedulable_count(observed, role),
+            }
+            said[role.value] = of_role.model_copy(update=now)
+    if before.router is not None:
+        routers = _deployments(observed, Role.ROUTER)
+        said["router"] = RouterStatus(replicas=_sum(routers, "replicas"), ready_replicas=_sum(routers, "readyReplicas"))
+    return before.model_copy(update=said)
+
+
+def _deployments(observed: Observed, role: Role) -> list[Json]:
+    return [live for key, live in observed.children.items() if key.kind == DEPLOYMENTS.kind and _role_of(live) == role]
 
 
 def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> tuple[Condition, ...]:
@@ -157,8 +181,12 @@ def _role_status(counts: Counts, observed: Observed, role: Role) -> RoleStatus:
         replicas=counts.replicas,
         ready_replicas=counts.ready,
         updated_replicas=counts.updated,
-        unschedulable_replicas=sum(1 for pod in _pods(observed, role) if _unschedulable(pod)),
+        unschedulable_replicas=_unschedulable_count(observed, role),
     )
+
+
+def _unschedulable_count(observed: Observed, role: Role) -> int:
+    return sum(1 for pod in _pods(observed, role) if _unschedulable(pod))
 
 
 # --- Ready and Progressing -----------------------------------------------------------------------------------------
