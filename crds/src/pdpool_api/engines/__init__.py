@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pdpool_api.names import Role
-    from pdpool_api.pool import InferencePoolSpec
+    from pdpool_api.pool import InferencePoolSpec, Parallelism
 
 
 class Disagreement(Protocol):
@@ -33,6 +33,9 @@ class Engine(Protocol):
 
     def environment(self, spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         """EnvVar objects."""
+
+    def parallelism(self, spec: InferencePoolSpec, role: Role) -> Parallelism:
+        """How the engine of a role is spread over accelerators, arguments counted."""
 
     def ports(self, spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         """ContainerPort objects."""

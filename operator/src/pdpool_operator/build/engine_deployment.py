@@ -7,6 +7,7 @@ field that nobody owns falls back to the API server's default.
 
 from __future__ import annotations
 
+from posixpath import normpath
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware, names
@@ -16,12 +17,12 @@ from pdpool_operator.records import DEPLOYMENTS, Child, Json
 
 if TYPE_CHECKING:
     from pdpool_api.names import Role
-    from pdpool_api.pool import InferencePool, RoleSpec
+    from pdpool_api.pool import InferencePool, Parallelism, RoleSpec
 
 CONTAINER: Final = "engine"
 SHM_SIZE: Final = "16Gi"
 """Most that ranks of one replica may share through /dev/shm; the container runtime's own default is 64 MiB."""
-_SHM_VOLUME: Final = "shm"
+_SHM_VOLUME: Final = "pdpool-shm"
 _DEADLINE_MARGIN_S: Final = 120
 """Beyond the start budget: scheduling, and the pull of an image of many gigabytes begin before it."""
 
@@ -82,27 +83,24 @@ def _container(pool: InferencePool, role: Role, spec: RoleSpec) -> Json:
         "ports": vllm.ports(pool.spec, role),
         **vllm.probes(pool.spec, role),
         "lifecycle": {"preStop": vllm.pre_stop(pool.spec, role)},
-        "resources": resources(spec),
+        "resources": resources(spec, vllm.parallelism(pool.spec, role)),
         "securityContext": spec.template.security_context,
         "volumeMounts": [*shm, *spec.template.volume_mounts],
     }
 
 
-def resources(spec: RoleSpec) -> Json:
+def resources(spec: RoleSpec, sizes: Parallelism) -> Json:
     """Requests and limits: what profile and parallelism imply, what the author gives over it, name by name."""
     accelerator = hardware.profile(spec.hardware).resource
-    sizes = spec.parallelism
     implied = {accelerator: str(sizes.tensor * sizes.pipeline * sizes.data)} if accelerator else {}
     given: dict[str, Any] = dict(spec.resources or {})
     requests, limits = given.pop("requests", None) or {}, given.pop("limits", None) or {}
-    # Extended resources are asked for by limits; a request that the author gives alone would disagree with ours.
-    kept = {name: count for name, count in implied.items() if name not in requests}
+    # The API server takes extended resources only with a limit, equal to the request.
+    kept = {name: requests.get(name, count) for name, count in implied.items()}
     found = {**given, "requests": requests, "limits": {**kept, **limits}}
     return {name: value for name, value in found.items() if value}
 
 
 def _has_shm(spec: RoleSpec) -> bool:
     """True when the author provides /dev/shm."""
-    return any(mount["mountPath"] == names.SHM_PATH for mount in spec.template.volume_mounts) or any(
-        volume["name"] == _SHM_VOLUME for volume in spec.template.volumes
-    )
+    return any(normpath(mount["mountPath"]) == names.SHM_PATH for mount in spec.template.volume_mounts)

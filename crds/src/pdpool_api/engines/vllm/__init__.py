@@ -8,6 +8,7 @@ from pdpool_api.engines.vllm.compatibility import Disagreement, disagreements, r
 from pdpool_api.engines.vllm.environment import environment
 from pdpool_api.engines.vllm.flags import ArgumentError
 from pdpool_api.engines.vllm.lifecycle import drain_s, pre_stop, shutdown_timeout_s, termination_grace_seconds
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.engines.vllm.ports import ports
 from pdpool_api.engines.vllm.probes import probes
 from pdpool_api.engines.vllm.version import unsupported_version, version
@@ -19,6 +20,7 @@ __all__ = [
     "disagreements",
     "drain_s",
     "environment",
+    "parallelism",
     "ports",
     "pre_stop",
     "probes",

@@ -15,10 +15,11 @@ from pdpool_api import hardware
 from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.arguments import transfer_config
 from pdpool_api.engines.vllm.environment import environment
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
-    from pdpool_api.pool import InferencePoolSpec
+    from pdpool_api.pool import InferencePoolSpec, Parallelism
 
 REVISION_LENGTH: Final = 8
 
@@ -122,7 +123,7 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
     """Everything in which the spec lets prefill and decode differ though they must not.
 
     Raises:
-        ArgumentError: a JSON argument is no JSON object.
+        ArgumentError: a JSON argument is no JSON object, or see `parallelism`.
     """
     prefill, decode = settings(spec, Role.PREFILL), settings(spec, Role.DECODE)
     names = sorted(prefill.keys() | decode.keys())
@@ -131,13 +132,30 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
         for name in names
         if name != "--block-size" and prefill.get(name) != decode.get(name)
     ]
-    return (*found, *_block_size(spec, prefill.get("--block-size"), decode.get("--block-size")))
+    sizes = parallelism(spec, Role.PREFILL), parallelism(spec, Role.DECODE)
+    larger = sizes[0].tensor > sizes[1].tensor
+    blocks = _block_size(prefill.get("--block-size"), decode.get("--block-size"), prefill_is_larger=larger)
+    return (*found, *blocks, *_sizes(*sizes))
 
 
-def _block_size(spec: InferencePoolSpec, prefill: Any, decode: Any) -> tuple[Disagreement, ...]:
+def _sizes(prefill: Parallelism, decode: Parallelism) -> tuple[Disagreement, ...]:
+    """The rules of the schema again, for sizes that arguments give."""
+    found: list[Disagreement] = []
+    if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
+        found.append(
+            Disagreement(
+                "--tensor-parallel-size", prefill.tensor, decode.tensor, "of the roles must divide one another"
+            )
+        )
+    if decode.pipeline != 1:
+        found.append(Disagreement("--pipeline-parallel-size", prefill.pipeline, decode.pipeline, "of decode must be 1"))
+    return tuple(found)
+
+
+def _block_size(prefill: Any, decode: Any, *, prefill_is_larger: bool) -> tuple[Disagreement, ...]:
     if prefill == decode:
         return ()
-    if spec.prefill.parallelism.tensor > spec.decode.parallelism.tensor:
+    if prefill_is_larger:
         rule = "must be equal where prefill's tensor size is the larger"
     elif _is_multiple(decode, prefill):
         return ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import ENGINE_HTTP_PORT, KV_EVENTS_PORT, KV_REPLAY_PORT, NIXL_SIDE_CHANNEL_PORT
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def ports(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
-    """ContainerPort objects of core/v1: HTTP, and per rank the side channel, KV events and their replay."""
+    """ContainerPort objects of core/v1: HTTP, and per rank the side channel, KV events and their replay.
+
+    Raises:
+        ArgumentError: see `parallelism`.
+    """
     return [
         _port("http", ENGINE_HTTP_PORT),
         *(
@@ -26,7 +31,7 @@ def ports(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
                 ("kv-events", KV_EVENTS_PORT),
                 ("kv-replay", KV_REPLAY_PORT),
             )
-            for rank in range(spec.role(role).parallelism.data)
+            for rank in range(parallelism(spec, role).data)
         ),
     ]
 
