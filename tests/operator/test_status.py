@@ -331,6 +331,24 @@ def test_reverting_brings_back_the_old_revision_as_it_is(raw_pool: dict[str, Any
     assert set(plan.delete) == {key for key in new if key not in old}
 
 
+@pytest.mark.parametrize(
+    ("roles", "stays"),
+    [({}, True), ({"decode": 0}, False), ({"prefill": 0, "decode": 0}, False), ({"prefill": 1}, True)],
+)
+def test_a_revision_that_never_served_does_not_wait_for_the_next(
+    raw_pool: dict[str, Any], roles: dict[str, int], *, stays: bool
+) -> None:
+    """Of edits in a row only the set that serves stays beside the newest; a role that served once counts as serving."""
+    old = live(next_plan(observe(raw_pool), IMAGES), ready=roles, conditions=[])
+    raw_pool["spec"]["model"]["revision"] = "v2"
+    plan = next_plan(observe(raw_pool, children=old), IMAGES)
+    engines = {key for key, each in old.items() if each["metadata"]["labels"][names.LABEL_ROLE] != "router"}
+    assert plan.superseded == (engines if stays else set())
+    assert set(plan.delete) == (set() if stays else engines)
+    broken = {key: {**each, "status": {"conditions": [COMPLETE]}} for key, each in old.items()}
+    assert next_plan(observe(raw_pool, children=broken), IMAGES).superseded == engines
+
+
 def test_children_that_nobody_wants_go(raw_pool: dict[str, Any]) -> None:
     """An owned object of a name that is not desired is deleted, whatever its kind."""
     stray = {"metadata": {"name": "tiny-old", "labels": {names.LABEL_ROLE: "router"}, "uid": "x"}}
