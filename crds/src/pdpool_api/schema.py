@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 CORE_KEY: Final = "$core"
@@ -62,6 +62,26 @@ SecurityContext = Annotated[dict[str, Any], _core("SecurityContext")]
 Volume = Annotated[dict[str, Any], _core("Volume")]
 VolumeMount = Annotated[dict[str, Any], _core("VolumeMount")]
 
-EnvVars = Annotated[tuple[EnvVar, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
+_ENV_RULE: Final = "a variable has a value or a valueFrom, not both"
+
+
+def _one_source(variables: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The rule of the schema again, for files."""
+    if any(each.get("value") and each.get("valueFrom") for each in variables):
+        raise ValueError(_ENV_RULE)
+    return variables
+
+
+EnvVars = Annotated[
+    tuple[EnvVar, ...],
+    Field(
+        max_length=MAX_ITEMS,
+        json_schema_extra={
+            **_map_list("name"),
+            **rules(rule("self.all(e, !has(e.value) || e.value == '' || !has(e.valueFrom))", _ENV_RULE)),
+        },
+    ),
+    AfterValidator(_one_source),
+]
 Volumes = Annotated[tuple[Volume, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
 VolumeMounts = Annotated[tuple[VolumeMount, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("mountPath"))]
