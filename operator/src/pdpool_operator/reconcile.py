@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
-CONFLICT_S: Final = 15.0
-"""Objects of others are not watched: a conflict is looked at again by the clock."""
+UNSEEN_S: Final = 15.0
+"""Objects of others and admission policies are not watched: what they hinder is looked at again by the clock."""
 CHANGED_S: Final = 1.0
 """The pool changed while it was looked at: its event wakes it, and this is for the case that the event is lost."""
 
@@ -48,7 +48,8 @@ async def reconcile(ref: PoolRef, cluster: Cluster, writer: Writer, images: Imag
     if observed is None or observed.deleting:
         return None
     plan = next_plan(observed, images)
-    if refused := await writer.refusals(observed, plan):
+    refused = await writer.refusals(observed, plan)
+    if refused:
         words = "; ".join(f"{key}: {said}" for key, said in refused.items())
         plan = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
     outcome = await writer.carry_out(observed, plan)
@@ -56,7 +57,7 @@ async def reconcile(ref: PoolRef, cluster: Cluster, writer: Writer, images: Imag
     reported = await writer.report(observed, status(observed, plan, outcome, now=now))
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
-    look_again_s = CONFLICT_S if outcome.conflicts or outcome.refused else LOOK_AGAIN_S
+    look_again_s = UNSEEN_S if outcome.conflicts or outcome.refused or refused else LOOK_AGAIN_S
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 
