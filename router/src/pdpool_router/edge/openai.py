@@ -196,7 +196,7 @@ class Api:
         self._admission.enter()
         try:
             answer = await self._forwarder.pass_on(
-                exchange.path.decode(), body.raw, self._head_lines(exchange), Request(model, len(body.raw))
+                exchange.path, body.raw, self._head_lines(exchange), Request(model, len(body.raw))
             )
         finally:
             self._admission.leave()

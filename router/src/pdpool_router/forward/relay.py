@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from pdpool_api.engines.vllm import legs
 from pdpool_router.faults import EngineAborted, EngineFault, EngineMalformed, EngineReset, EngineStatus, Fault
@@ -31,7 +33,7 @@ _FAILURE: Final = re.compile(rb'data: ?\{"error":[^\n]*"code": ?5\d\d[,}]')
 _ERROR_EVENT: Final = b'\ndata: {"error"'
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """A whole answer of an engine."""
 
     head: Head
@@ -40,7 +42,7 @@ class Answer(NamedTuple):
     """`monotonic()` when it was whole."""
 
 
-class Relayed(NamedTuple):
+class Relayed(msgspec.Struct, frozen=True, gc=False):
     """A stream that was forwarded."""
 
     broken: EngineFault | None

@@ -274,6 +274,11 @@ class Upstream(asyncio.Protocol):
         receiver = self._receiver
         assert receiver is not None
         receiver.on_head(head, now_s)
+        if buffer and head.length == len(buffer):  # the whole answer in one read, as short ones nearly always come
+            if self._receiver is receiver:
+                receiver.on_body(buffer, buffer, now_s, last=True)
+                self._finish(now_s)
+            return
         if head.framing is Framing.LENGTH:
             self._left = head.length
             if not head.length:
