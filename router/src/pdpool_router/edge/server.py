@@ -299,7 +299,9 @@ class Connection(asyncio.Protocol):
             return HeadersTooLarge("The request's headers are too large.")
         if exchange.chunked and b"host" not in headers:
             return BadRequest("An HTTP/1.1 request needs a Host header.")
-        return _coding_fault(exchange) or _expectation_fault(exchange)
+        if b"transfer-encoding" in headers or b"expect" in headers:
+            return _coding_fault(exchange) or _expectation_fault(exchange)
+        return None
 
     def _refuse_early(self, exchange: Exchange) -> None:
         """A refused request: a short body is read and dropped; before a long one the connection ends."""

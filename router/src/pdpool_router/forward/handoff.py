@@ -152,7 +152,13 @@ class Forwarder:
             try:
                 sink.prefill = decision.way
                 if decision.way is Way.REMOTE:
-                    return await self._two_legs(job, request, decision, sink, retries)
+                    prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
+                    if isinstance(prefilled, _Handed):
+                        return await self._decode(job, request, prefilled, sink, retries)
+                    if isinstance(prefilled, Answer):
+                        return Outcome(prefilled, Way.REMOTE)
+                    decision = prefilled
+                    sink.prefill = decision.way
                 return await self._one_leg(job, request, decision, sink, retries)
             except _AnotherPair as again:
                 request, decision = again.request, again.decision
@@ -221,15 +227,6 @@ class Forwarder:
         return retries.pair and self._another_pair(request, prefill, decode) is not None
 
     # --- two legs ------------------------------------------------------------------------------------------------
-    async def _two_legs(self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries) -> Outcome:
-        prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
-        if isinstance(prefilled, Answer):
-            return Outcome(prefilled, Way.REMOTE)
-        if isinstance(prefilled, Decision):
-            sink.prefill = prefilled.way
-            return await self._one_leg(job, request, prefilled, sink, retries)
-        return await self._decode(job, request, prefilled, sink, retries)
-
     async def _prefill(
         self, job: Job, request: Request, decision: Decision, retries: _Retries, arrived_s: float
     ) -> _Handed | Answer | Decision:

@@ -192,7 +192,15 @@ class Relay:
 
     def on_body(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
         """See `Receiver`."""
-        if self._verbatim_events and not last and _is_token(payload):
+        if (
+            # Whether the piece is one event that goes on: it tells no end, no fault and no usage of the whole.
+            # Searched from the end, where it stands, and by a single byte: this runs for every token.
+            self._verbatim_events
+            and not last
+            and payload.rfind(b'"finish_reason":null') > 0
+            and payload.find(b"\n") == len(payload) - 2
+            and payload.endswith(b"\n\n")
+        ):
             self._events += 1
             self._telemetry.itl.observe(now_s - self._last_s)
             self._last_s = now_s
@@ -390,13 +398,3 @@ class Relay:
         # In this order: the reset cancels whoever waits for the client, and the account must come first.
         self.done.set_result(Relayed(fault))
         self._sink.abort()
-
-
-def _is_token(payload: bytes) -> bool:
-    """Whether a piece of a stream is one event that goes on: it tells no end, no fault and no usage of the whole."""
-    # Searched from the end, where it stands, and by a single byte: this runs for every token.
-    return (
-        payload.rfind(b'"finish_reason":null') > 0
-        and payload.find(b"\n") == len(payload) - 2
-        and payload.endswith(b"\n\n")
-    )

@@ -257,7 +257,7 @@ class Upstream(asyncio.Protocol):
 
     # --- the answer ----------------------------------------------------------------------------------------------
     def _on_head_bytes(self, data: bytes, now_s: float) -> None:
-        buffer = self._buffer + data if self._buffer else data
+        buffer = self._buffer + data
         while True:
             end = buffer.find(b"\r\n\r\n")
             if end < 0:
@@ -274,19 +274,15 @@ class Upstream(asyncio.Protocol):
         receiver = self._receiver
         assert receiver is not None
         receiver.on_head(head, now_s)
-        if buffer and head.length == len(buffer):  # the whole answer in one read, as short ones nearly always come
-            if self._receiver is receiver:
+        if head.framing is Framing.LENGTH and len(buffer) >= head.length:  # short answers come in one read
+            if len(buffer) > head.length:
+                raise FramingError("bytes after the answer")
+            if buffer and self._receiver is receiver:
                 receiver.on_body(buffer, buffer, now_s, last=True)
-                self._finish(now_s)
+            self._finish(now_s)
             return
-        if head.framing is Framing.LENGTH:
-            self._left = head.length
-            if not head.length:
-                if buffer:
-                    raise FramingError("bytes after the answer")
-                self._finish(now_s)
-                return
-        elif head.framing is Framing.CHUNKED:
+        self._left = head.length
+        if head.framing is Framing.CHUNKED:
             self._chunks = Chunks()
         if buffer and self._receiver is receiver:
             self._on_body_bytes(buffer, now_s)
