@@ -8,7 +8,6 @@ of the answer's body is there, so that until then the request can still go elsew
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,6 +18,7 @@ from pdpool_router.faults import EngineAborted, EngineFault, EngineMalformed, En
 from pdpool_router.forward.framing import LAST_CHUNK, Framing, Head, chunk
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from pdpool_router.forward.transport import Upstream
@@ -81,8 +81,9 @@ class Sink(Protocol):
 class Collector:
     """Takes an answer whole, up to a bound."""
 
+    done: asyncio.Future[Answer]
+
     def __init__(self) -> None:
-        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._head: Head | None = None
         self._pieces: list[bytes] = []
         self._bytes = 0
@@ -124,6 +125,7 @@ class Relay:
     was forwarded.
     """
 
+    done: asyncio.Future[Answer | Relayed]
     # Defaults stand on the class: an answer that is no stream changes few of them.
     usage: legs.Usage | None = None
     """Token counts that the stream told, if any."""
@@ -157,7 +159,6 @@ class Relay:
 
         `on_answered` is called at the answer's head.
         """
-        self.done: asyncio.Future[Answer | Relayed] = asyncio.get_running_loop().create_future()
         self._sink = sink
         self._write = sink.write
         self._route = route

@@ -39,7 +39,7 @@ class Receiver(Protocol):
     """Takes one answer; callbacks run inside the read, so they must be short."""
 
     done: asyncio.Future[Any]
-    """Resolved by the receiver when it is through."""
+    """Made by `Transport.call`; resolved by the receiver when it is through."""
 
     def on_sent(self, upstream: Upstream) -> None:
         """The request was written on `upstream`."""
@@ -351,6 +351,8 @@ class Transport:
         self._idle: dict[str, list[Upstream]] = {}
         self._on_dial = on_dial
         self._closing = False
+        # Kept, since asking for it takes a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def call(
         self,
@@ -369,6 +371,10 @@ class Transport:
         Raises:
             EngineFault: as the receiver decides; `ConnectFailed` where no connection could be made.
         """
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        receiver.done = loop.create_future()
         upstream = self._kept(endpoint)
         while True:
             if upstream is None:
@@ -378,7 +384,7 @@ class Transport:
                 return await receiver.done
             except StaleConnectionError:
                 upstream = None
-                receiver.done = asyncio.get_running_loop().create_future()
+                receiver.done = loop.create_future()
             finally:
                 if upstream is not None:
                     upstream.abandon_for(receiver)
