@@ -76,6 +76,7 @@ _OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_toke
 _NOT_FOR_PREFILL: Final = ("stream_options", "min_tokens", "logprobs", "top_logprobs")
 # What a decode engine cannot make from transferred KV: it would compute the prompt anyway, answer wrongly, or die.
 _NEEDS_ONE_ENGINE: Final = ("prompt_logprobs", "echo", "use_beam_search", "best_of", "prompt_embeds")
+_MAY_NEED_ONE_ENGINE: Final = frozenset({*_NEEDS_ONE_ENGINE, "n", "prompt"})
 _NEUTRAL: Final = {
     "prompt_logprobs": (b"null",),
     "echo": (b"false", b"null"),
@@ -190,6 +191,8 @@ def text_field(fields: Fields, name: str) -> str | None:
 
 def one_engine_reason(fields: Fields) -> str | None:
     """Why the request must be served by one engine alone: the field's name; None where two legs can serve it."""
+    if _MAY_NEED_ONE_ENGINE.isdisjoint(fields):
+        return None
     choices = fields.get("n")
     if choices is not None and bytes(choices) not in (b"1", b"null"):
         return "n"
