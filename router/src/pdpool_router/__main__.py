@@ -23,6 +23,8 @@ from pdpool_router.config import Settings, settings, watch
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_USAGE: Final = 2
+YOUNG_OBJECTS: Final = 10_000
+"""So many more objects than at the last collection start one."""
 
 
 def main() -> None:
@@ -57,6 +59,8 @@ async def _serve(chosen: Settings) -> None:
     # What was loaded by now lives as long as the process: the collector need not walk it again under load.
     gc.collect()
     gc.freeze()
+    # Requests in hand are no garbage: a few dozen of them must not start a collection again and again.
+    gc.set_threshold(YOUNG_OBJECTS)
     watching = None
     if chosen.file is not None:
         watching = loop.create_task(watch(chosen.file, chosen.config, router.configure))

@@ -29,11 +29,15 @@ class Endpoint(msgspec.Struct, frozen=True):
     draining: bool = False
     """It finishes what it has and gets nothing new."""
     authority: str = ""
-    """`host:port` as in a URL, IPv6 hosts in brackets; follows from the two, and is kept because each leg needs it."""
+    """`host:port` as in a URL, IPv6 hosts in brackets; follows from the two."""
+    host_field: bytes = b""
+    """The same as bytes; kept because each leg needs it."""
 
     def __post_init__(self) -> None:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        msgspec.structs.force_setattr(self, "authority", f"{host}:{self.port}")
+        authority = f"{host}:{self.port}"
+        msgspec.structs.force_setattr(self, "authority", authority)
+        msgspec.structs.force_setattr(self, "host_field", authority.encode())
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -118,10 +118,11 @@ class Exchange:
         self.status = status
         if self._connection.closing_down:
             self.keep_alive = False
+        now_s = int(time())
         return b"%b%bdate: %b\r\n%b%b%b: %b\r\n%b: %b\r\n\r\n" % (
             _STATUS_LINE.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status,
             lines,
-            _date(),
+            _dated[1] if _dated[0] == now_s else _date(now_s),
             framing,
             _CONNECTION[self.chunked, self.keep_alive],
             _PREFILL,
@@ -134,10 +135,8 @@ class Exchange:
 _dated: tuple[int, bytes] = (0, b"")
 
 
-def _date() -> bytes:
+def _date(now_s: int) -> bytes:
     """The present second as HTTP writes it, made once a second."""
     global _dated  # noqa: PLW0603 - a cache of one value
-    now_s = int(time())
-    if _dated[0] != now_s:
-        _dated = (now_s, formatdate(now_s, usegmt=True).encode())
+    _dated = (now_s, formatdate(now_s, usegmt=True).encode())
     return _dated[1]

@@ -112,7 +112,7 @@ class Api:
         """See `Application`."""
         if exchange.path.startswith(b"http://"):
             exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
-        path = self._path(exchange.path)
+        path = self._paths.get(exchange.path) or self._path(exchange.path)
         if path is None:
             return UnknownRoute("Not Found")
         if exchange.method not in path.methods:
@@ -133,12 +133,12 @@ class Api:
             return self._one_model
         return found
 
-    async def _dispatch(self, exchange: Exchange) -> None:
+    def _dispatch(self, exchange: Exchange) -> Awaitable[None]:
         if exchange.refusal is not None:
             raise exchange.refusal
         path = self._path(exchange.path)
         assert path is not None
-        await path.handler(exchange)
+        return path.handler(exchange)
 
     # --- what the router answers itself --------------------------------------------------------------------------
     def serviceable(self) -> bool:
@@ -196,7 +196,7 @@ class Api:
         self._admission.enter()
         try:
             answer = await self._forwarder.pass_on(
-                exchange.path.decode(), body.raw, self._head_lines(exchange), Request(model, len(body.raw))
+                exchange.path, body.raw, self._head_lines(exchange), Request(model, len(body.raw))
             )
         finally:
             self._admission.leave()

@@ -272,8 +272,7 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         target = self._target or _NONE
         headers = self._headers
-        query = target.find(b"?")
-        exchange = Exchange(self, parser.get_method(), target if query < 0 else target[:query], headers)
+        exchange = Exchange(self, parser.get_method(), target.partition(b"?")[0] if b"?" in target else target, headers)
         self._current = exchange
         self._unbodied = 0
         exchange.keep_alive = parser.should_keep_alive()
@@ -299,7 +298,9 @@ class Connection(asyncio.Protocol):
             return HeadersTooLarge("The request's headers are too large.")
         if exchange.chunked and b"host" not in headers:
             return BadRequest("An HTTP/1.1 request needs a Host header.")
-        return _coding_fault(exchange) or _expectation_fault(exchange)
+        if b"transfer-encoding" in headers or b"expect" in headers:
+            return _coding_fault(exchange) or _expectation_fault(exchange)
+        return None
 
     def _refuse_early(self, exchange: Exchange) -> None:
         """A refused request: a short body is read and dropped; before a long one the connection ends."""
@@ -344,7 +345,10 @@ class Connection(asyncio.Protocol):
         if not exchange.keep_alive or exchange.method == b"CONNECT":
             exchange.keep_alive = False
             self._sealed = True
-        self._enqueue(exchange)
+        if self._busy is None:
+            self._serve(exchange)
+        else:
+            self._enqueue(exchange)
 
     # --- order ---------------------------------------------------------------------------------------------------
     def _enqueue(self, exchange: Exchange) -> None:

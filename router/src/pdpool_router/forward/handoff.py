@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -61,7 +61,7 @@ _UNPLACED: Final[dict[Unplaced, tuple[type[Unavailable], str]]] = {
 }
 
 
-class Job(NamedTuple):
+class Job(msgspec.Struct, frozen=True, gc=False):
     """One generating request, ready to be sent."""
 
     route: legs.Route
@@ -71,7 +71,7 @@ class Job(NamedTuple):
     request: Request
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a request ended, for the account."""
 
     answer: Answer | None
@@ -88,7 +88,7 @@ class _Retries(msgspec.Struct):
     pair: bool = True
 
 
-class _Handed(NamedTuple):
+class _Handed(msgspec.Struct, frozen=True, gc=False):
     """The prefill leg's success."""
 
     endpoint: Endpoint
@@ -98,7 +98,7 @@ class _Handed(NamedTuple):
     """What the router itself took before this leg."""
 
 
-class _Leg(NamedTuple):
+class _Leg(msgspec.Struct, frozen=True, gc=False):
     """An answering leg, ready to be sent."""
 
     endpoint: Endpoint
@@ -150,14 +150,20 @@ class Forwarder:
         decision = self._plan(request)
         while True:
             try:
-                sink.prefill = decision.way.value
+                sink.prefill = decision.way
                 if decision.way is Way.REMOTE:
-                    return await self._two_legs(job, request, decision, sink, retries)
+                    prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
+                    if isinstance(prefilled, _Handed):
+                        return await self._decode(job, request, prefilled, sink, retries)
+                    if isinstance(prefilled, Answer):
+                        return Outcome(prefilled, Way.REMOTE)
+                    decision = prefilled
+                    sink.prefill = decision.way
                 return await self._one_leg(job, request, decision, sink, retries)
             except _AnotherPair as again:
                 request, decision = again.request, again.decision
 
-    async def pass_on(self, path: str, body: bytes, head: bytes, request: Request) -> Answer:
+    async def pass_on(self, path: bytes, body: bytes, head: bytes, request: Request) -> Answer:
         """The answer of one engine to a request that is no generation (`/tokenize` and the like).
 
         Raises:
@@ -221,15 +227,6 @@ class Forwarder:
         return retries.pair and self._another_pair(request, prefill, decode) is not None
 
     # --- two legs ------------------------------------------------------------------------------------------------
-    async def _two_legs(self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries) -> Outcome:
-        prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
-        if isinstance(prefilled, Answer):
-            return Outcome(prefilled, Way.REMOTE)
-        if isinstance(prefilled, Decision):
-            sink.prefill = prefilled.way.value
-            return await self._one_leg(job, request, prefilled, sink, retries)
-        return await self._decode(job, request, prefilled, sink, retries)
-
     async def _prefill(
         self, job: Job, request: Request, decision: Decision, retries: _Retries, arrived_s: float
     ) -> _Handed | Answer | Decision:
@@ -242,7 +239,7 @@ class Forwarder:
             started_s = monotonic()
             try:
                 answer = await self._collect(
-                    endpoint, job.route.path, job.head, body, total_s=self.config.limits.prefill_seconds
+                    endpoint, job.route.path_bytes, job.head, body, total_s=self.config.limits.prefill_seconds
                 )
                 if answer.head.status != _OK:
                     return answer
@@ -283,7 +280,7 @@ class Forwarder:
         way = Way.LOCAL if handoff.params is None else Way.REMOTE
         if handoff.params is None:
             self._telemetry.local_prefills["no_kv"] += 1
-            sink.prefill = way.value
+            sink.prefill = way
         body = legs.decode_body(job.body, handoff.params)
         relay: Relay | None = None
         try:
@@ -362,7 +359,7 @@ class Forwarder:
         try:
             result = await self._transport.call(
                 leg.endpoint,
-                _request(leg.endpoint, job.route.path, job.head, leg.body),
+                _request(leg.endpoint, job.route.path_bytes, job.head, leg.body),
                 relay,
                 connect_s=self.config.limits.connect_seconds,
                 idle_s=self.config.limits.idle_seconds,
@@ -395,7 +392,7 @@ class Forwarder:
             return Outcome(answer, way, usage)
         return Outcome(answer, way)
 
-    async def _collect(self, endpoint: Endpoint, path: str, head: bytes, body: bytes, *, total_s: float) -> Answer:
+    async def _collect(self, endpoint: Endpoint, path: bytes, head: bytes, body: bytes, *, total_s: float) -> Answer:
         """A whole answer below 500; whether it is a success is for the caller to judge and to tell.
 
         Raises:
@@ -421,10 +418,10 @@ class Forwarder:
         return answer
 
 
-def _request(endpoint: Endpoint, path: str, head: bytes, body: bytes) -> bytes:
+def _request(endpoint: Endpoint, path: bytes, head: bytes, body: bytes) -> bytes:
     return b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
-        path.encode(),
-        endpoint.authority.encode(),
+        path,
+        endpoint.host_field,
         head,
         len(body),
         body,

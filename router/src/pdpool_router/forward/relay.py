@@ -8,15 +8,17 @@ of the answer's body is there, so that until then the request can still go elsew
 
 from __future__ import annotations
 
-import asyncio
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from pdpool_api.engines.vllm import legs
 from pdpool_router.faults import EngineAborted, EngineFault, EngineMalformed, EngineReset, EngineStatus, Fault
 from pdpool_router.forward.framing import LAST_CHUNK, Framing, Head, chunk
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from pdpool_router.forward.transport import Upstream
@@ -31,7 +33,7 @@ _FAILURE: Final = re.compile(rb'data: ?\{"error":[^\n]*"code": ?5\d\d[,}]')
 _ERROR_EVENT: Final = b'\ndata: {"error"'
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """A whole answer of an engine."""
 
     head: Head
@@ -40,7 +42,7 @@ class Answer(NamedTuple):
     """`monotonic()` when it was whole."""
 
 
-class Relayed(NamedTuple):
+class Relayed(msgspec.Struct, frozen=True, gc=False):
     """A stream that was forwarded."""
 
     broken: EngineFault | None
@@ -79,8 +81,9 @@ class Sink(Protocol):
 class Collector:
     """Takes an answer whole, up to a bound."""
 
+    done: asyncio.Future[Answer]
+
     def __init__(self) -> None:
-        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._head: Head | None = None
         self._pieces: list[bytes] = []
         self._bytes = 0
@@ -122,6 +125,7 @@ class Relay:
     was forwarded.
     """
 
+    done: asyncio.Future[Answer | Relayed]
     # Defaults stand on the class: an answer that is no stream changes few of them.
     usage: legs.Usage | None = None
     """Token counts that the stream told, if any."""
@@ -155,7 +159,6 @@ class Relay:
 
         `on_answered` is called at the answer's head.
         """
-        self.done: asyncio.Future[Answer | Relayed] = asyncio.get_running_loop().create_future()
         self._sink = sink
         self._write = sink.write
         self._route = route
@@ -190,7 +193,15 @@ class Relay:
 
     def on_body(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
         """See `Receiver`."""
-        if self._verbatim_events and not last and _is_token(payload):
+        if (
+            # Whether the piece is one event that goes on: it tells no end, no fault and no usage of the whole.
+            # Searched from the end, where it stands, and by a single byte: this runs for every token.
+            self._verbatim_events
+            and not last
+            and payload.rfind(b'"finish_reason":null') > 0
+            and payload.find(b"\n") == len(payload) - 2
+            and payload.endswith(b"\n\n")
+        ):
             self._events += 1
             self._telemetry.itl.observe(now_s - self._last_s)
             self._last_s = now_s
@@ -388,13 +399,3 @@ class Relay:
         # In this order: the reset cancels whoever waits for the client, and the account must come first.
         self.done.set_result(Relayed(fault))
         self._sink.abort()
-
-
-def _is_token(payload: bytes) -> bool:
-    """Whether a piece of a stream is one event that goes on: it tells no end, no fault and no usage of the whole."""
-    # Searched from the end, where it stands, and by a single byte: this runs for every token.
-    return (
-        payload.rfind(b'"finish_reason":null') > 0
-        and payload.find(b"\n") == len(payload) - 2
-        and payload.endswith(b"\n\n")
-    )

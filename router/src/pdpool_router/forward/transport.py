@@ -39,7 +39,7 @@ class Receiver(Protocol):
     """Takes one answer; callbacks run inside the read, so they must be short."""
 
     done: asyncio.Future[Any]
-    """Resolved by the receiver when it is through."""
+    """Made by `Transport.call`; resolved by the receiver when it is through."""
 
     def on_sent(self, upstream: Upstream) -> None:
         """The request was written on `upstream`."""
@@ -257,7 +257,7 @@ class Upstream(asyncio.Protocol):
 
     # --- the answer ----------------------------------------------------------------------------------------------
     def _on_head_bytes(self, data: bytes, now_s: float) -> None:
-        buffer = self._buffer + data if self._buffer else data
+        buffer = self._buffer + data
         while True:
             end = buffer.find(b"\r\n\r\n")
             if end < 0:
@@ -274,14 +274,15 @@ class Upstream(asyncio.Protocol):
         receiver = self._receiver
         assert receiver is not None
         receiver.on_head(head, now_s)
-        if head.framing is Framing.LENGTH:
-            self._left = head.length
-            if not head.length:
-                if buffer:
-                    raise FramingError("bytes after the answer")
-                self._finish(now_s)
-                return
-        elif head.framing is Framing.CHUNKED:
+        if head.framing is Framing.LENGTH and len(buffer) >= head.length:  # short answers come in one read
+            if len(buffer) > head.length:
+                raise FramingError("bytes after the answer")
+            if buffer and self._receiver is receiver:
+                receiver.on_body(buffer, buffer, now_s, last=True)
+            self._finish(now_s)
+            return
+        self._left = head.length
+        if head.framing is Framing.CHUNKED:
             self._chunks = Chunks()
         if buffer and self._receiver is receiver:
             self._on_body_bytes(buffer, now_s)
@@ -350,6 +351,8 @@ class Transport:
         self._idle: dict[str, list[Upstream]] = {}
         self._on_dial = on_dial
         self._closing = False
+        # Kept, since asking for it takes a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def call(
         self,
@@ -368,6 +371,10 @@ class Transport:
         Raises:
             EngineFault: as the receiver decides; `ConnectFailed` where no connection could be made.
         """
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        receiver.done = loop.create_future()
         upstream = self._kept(endpoint)
         while True:
             if upstream is None:
@@ -377,7 +384,7 @@ class Transport:
                 return await receiver.done
             except StaleConnectionError:
                 upstream = None
-                receiver.done = asyncio.get_running_loop().create_future()
+                receiver.done = loop.create_future()
             finally:
                 if upstream is not None:
                     upstream.abandon_for(receiver)

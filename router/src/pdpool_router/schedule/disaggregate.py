@@ -25,12 +25,13 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
     if snapshot.aggregated:
         whole = usable(snapshot.aggregated, request)
         return Candidates(Way.NONE, whole) if whole else Unplaced.NO_ENDPOINT
-    decode = usable(snapshot.decode, request)
+    failed = request.failed
+    decode = usable(snapshot.decode, request) if failed else snapshot.decode
     if not decode:
         return Unplaced.NO_ENDPOINT
     if request.whole_reason:
         return Candidates(Way.NONE, decode, request.whole_reason)
-    prefill = usable(snapshot.prefill, request)
+    prefill = usable(snapshot.prefill, request) if failed else snapshot.prefill
     if prefill and not snapshot.one_revision:
         revisions = {endpoint.revision for endpoint in decode}
         if len(revisions) > 1 or any(endpoint.revision not in revisions for endpoint in prefill):
@@ -47,7 +48,7 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
 
 def partners(request: Request, snapshot: Snapshot) -> tuple[Endpoint, ...]:
     """Decode endpoints that may follow the prefill endpoint; may be empty."""
-    decode = usable(snapshot.decode, request)
+    decode = usable(snapshot.decode, request) if request.failed else snapshot.decode
     if snapshot.one_revision:
         return decode
     revision = request.revision
@@ -60,6 +61,4 @@ def partners(request: Request, snapshot: Snapshot) -> tuple[Endpoint, ...]:
 def usable(endpoints: tuple[Endpoint, ...], request: Request) -> tuple[Endpoint, ...]:
     """Those that have not failed this request."""
     failed = request.failed
-    if not failed:
-        return endpoints
-    return tuple(endpoint for endpoint in endpoints if endpoint.uid not in failed)
+    return tuple(endpoint for endpoint in endpoints if endpoint.uid not in failed) if failed else endpoints

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Chance(Protocol):
     """The part of `random.Random` that policies use."""
 
-    def randrange(self, stop: int, /) -> int:
-        """A uniform integer in [0, stop)."""
+    def random(self) -> float:
+        """A uniform number in [0, 1)."""
         ...
 
 

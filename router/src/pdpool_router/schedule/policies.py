@@ -91,7 +91,7 @@ def _least_loaded(endpoints: tuple[Endpoint, ...], inflight: Mapping[str, int], 
             tied = [endpoint]
         elif load == least:
             tied.append(endpoint)
-    return tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
+    return tied[0] if len(tied) == 1 else tied[int(rng.random() * len(tied))]
 
 
 def _in_turn(endpoints: tuple[Endpoint, ...], turn: int) -> Endpoint:

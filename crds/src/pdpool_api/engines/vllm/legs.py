@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -29,6 +29,7 @@ class Route(Enum):
 
     def __init__(self, path: str, output_limit: str) -> None:
         self.path = path
+        self.path_bytes = path.encode()
         self.output_limit = output_limit
 
 
@@ -40,7 +41,7 @@ class HandoffError(ValueError):
     """A prefill answer that is no success: not JSON of the expected shape, or ended in `abort` or `error`."""
 
 
-class Body(NamedTuple):
+class Body(msgspec.Struct, frozen=True, gc=False):
     """A client's body, cleaned of what only the router may say."""
 
     raw: bytes
@@ -48,7 +49,7 @@ class Body(NamedTuple):
     fields: Fields
 
 
-class Handoff(NamedTuple):
+class Handoff(msgspec.Struct, frozen=True, gc=False):
     """What a prefill answer hands to decode."""
 
     params: Raw | None
@@ -57,7 +58,7 @@ class Handoff(NamedTuple):
     cached_tokens: int
 
 
-class Usage(NamedTuple):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts of one answer."""
 
     prompt_tokens: int
@@ -75,6 +76,7 @@ _OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_toke
 _NOT_FOR_PREFILL: Final = ("stream_options", "min_tokens", "logprobs", "top_logprobs")
 # What a decode engine cannot make from transferred KV: it would compute the prompt anyway, answer wrongly, or die.
 _NEEDS_ONE_ENGINE: Final = ("prompt_logprobs", "echo", "use_beam_search", "best_of", "prompt_embeds")
+_MAY_NEED_ONE_ENGINE: Final = frozenset({*_NEEDS_ONE_ENGINE, "n", "prompt"})
 _NEUTRAL: Final = {
     "prompt_logprobs": (b"null",),
     "echo": (b"false", b"null"),
@@ -189,6 +191,8 @@ def text_field(fields: Fields, name: str) -> str | None:
 
 def one_engine_reason(fields: Fields) -> str | None:
     """Why the request must be served by one engine alone: the field's name; None where two legs can serve it."""
+    if _MAY_NEED_ONE_ENGINE.isdisjoint(fields):
+        return None
     choices = fields.get("n")
     if choices is not None and bytes(choices) not in (b"1", b"null"):
         return "n"
@@ -291,9 +295,11 @@ def handoff(answer: bytes) -> Handoff:
         parsed = _decode_prefill(answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
         raise HandoffError("the prefill engine's answer is not valid") from fault
-    ends = [choice.finish_reason for choice in parsed.choices or ()]
-    if parsed.status in _FAILED or parsed.stop_reason in _FAILED or not _FAILED.isdisjoint(ends):
+    if parsed.status in _FAILED or parsed.stop_reason in _FAILED:
         raise HandoffError("the prefill engine gave the request up")
+    for choice in parsed.choices or ():
+        if choice.finish_reason in _FAILED:
+            raise HandoffError("the prefill engine gave the request up")
     params = None if bytes(parsed.kv_transfer_params) in _NOTHING else parsed.kv_transfer_params
     counts = _usage(parsed.usage)
     return Handoff(params, counts.prompt_tokens, counts.cached_tokens)
