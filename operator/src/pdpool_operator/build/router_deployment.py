@@ -1,0 +1,107 @@
+"""Deployment of the router.
+
+Its pods meet the *restricted* Pod Security Standard. The configuration is mounted as a directory and its hash stands
+nowhere in the template: the router reloads it by itself, so that a change rolls no router.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pdpool_api import names
+from pdpool_api.names import Role
+from pdpool_operator.build.metadata import metadata
+from pdpool_operator.records import DEPLOYMENTS, Child, Json
+
+if TYPE_CHECKING:
+    from pdpool_api.pool import InferencePool
+
+USER_ID: Final = 65_532
+PRE_STOP_S: Final = 5
+"""How long a leaving router goes on as before, until no Service sends to it any more."""
+_EXIT_S: Final = 10
+"""Beyond its drain: to close what is left and exit."""
+_START_S: Final = 120
+_DEFAULT_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+
+
+def router_deployment(pool: InferencePool) -> Child:
+    """As many routers as the spec says; a new one is ready before an old one goes."""
+    body = {
+        "apiVersion": DEPLOYMENTS.api_version,
+        "kind": DEPLOYMENTS.kind,
+        "metadata": metadata(pool, Role.ROUTER, "router"),
+        "spec": {
+            "replicas": pool.spec.router.desired_replicas,
+            "revisionHistoryLimit": 2,
+            "progressDeadlineSeconds": 600,
+            "selector": {"matchLabels": names.selector_labels(pool.name, Role.ROUTER)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": _template(pool),
+        },
+    }
+    return Child(DEPLOYMENTS, body, role=Role.ROUTER)
+
+
+def _template(pool: InferencePool) -> Json:
+    return {
+        "metadata": {"labels": names.child_labels(pool.name, Role.ROUTER)},
+        "spec": {
+            "serviceAccountName": names.child_name(pool.name, "router"),
+            "automountServiceAccountToken": True,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": PRE_STOP_S + pool.spec.router.drain_seconds + _EXIT_S,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER_ID,
+                "runAsGroup": USER_ID,
+                "fsGroup": USER_ID,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(pool)],
+            "volumes": [{"name": "config", "configMap": {"name": names.child_name(pool.name, "router")}}],
+        },
+    }
+
+
+def _container(pool: InferencePool) -> Json:
+    admin = {"port": "admin", "scheme": "HTTP"}
+    return {
+        "name": "router",
+        "image": pool.spec.router.image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["--config", f"{names.ROUTER_CONFIG_DIR}/{names.ROUTER_CONFIG_FILE}"],
+        "ports": [
+            {"name": "http", "containerPort": names.ROUTER_API_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "startupProbe": {
+            "httpGet": {"path": "/livez", **admin},
+            "periodSeconds": 1,
+            "timeoutSeconds": 2,
+            "failureThreshold": _START_S,
+        },
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", **admin},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 2,
+            "successThreshold": 1,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/livez", **admin},
+            "periodSeconds": 10,
+            "timeoutSeconds": 10,
+            "failureThreshold": 3,
+        },
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
+        "resources": pool.spec.router.resources or {"requests": dict(_DEFAULT_REQUESTS)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [{"name": "config", "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True}],
+    }
