@@ -2,13 +2,13 @@
 
 Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one revision belong together, so a change
 of the revision brings a second set of Deployments beside the first; the old set goes when the whole new one is
-available. Requests are paired within one revision by the router, so no pair is ever mixed on the way.
+available. Requests are paired within one revision by the router, so no pair is ever mixed on the way. A change of mode
+is a change of the revision whose roles have other names.
 """
 
 from __future__ import annotations
 
 from pdpool_api import names
-from pdpool_api.names import Role
 from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Desired, Json, Observed, Plan
 
 
@@ -17,7 +17,7 @@ def next_step(observed: Observed, desired: Desired) -> Plan:
     wanted = {child.key for child in desired.children}
     extra = {key: live for key, live in observed.children.items() if key not in wanted}
     engines = [child for child in desired.children if child.revision]
-    older = frozenset(key for key, live in extra.items() if _is_older(key, live, engines))
+    older = frozenset(key for key, live in extra.items() if _is_older(key, live))
     carried = all(available(child, observed.children.get(child.key)) for child in engines)
     serving = frozenset() if carried else older
     return Plan(
@@ -42,9 +42,7 @@ def available(child: Child, live: Json | None) -> bool:
     )
 
 
-def _is_older(key: ChildKey, live: Json, engines: list[Child]) -> bool:
-    """True for an engine Deployment of a role that the pool still has, at another revision."""
-    if key.kind != DEPLOYMENTS.kind:
-        return False
-    role = live["metadata"].get("labels", {}).get(names.LABEL_ROLE, "")
-    return any(child.role is not None and child.role.value == role and role != Role.ROUTER for child in engines)
+def _is_older(key: ChildKey, live: Json) -> bool:
+    """True for an engine Deployment of another revision; a change of mode is one, and leaves roles behind."""
+    labels = live["metadata"].get("labels", {})
+    return key.kind == DEPLOYMENTS.kind and labels.get(names.LABEL_ROLE, "") in names.ENGINE_ROLES

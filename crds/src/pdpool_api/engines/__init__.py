@@ -25,6 +25,14 @@ class Disagreement(Protocol):
         """For a person: the setting, both values, the rule."""
 
 
+class Degrees(Protocol):
+    """How one replica is spread."""
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of one replica."""
+
+
 class Engine(Protocol):
     """An engine as the operator knows it. Each function is pure and takes a spec whose images are resolved."""
 
@@ -54,6 +62,12 @@ class Engine(Protocol):
 
     def unsupported_version(self, spec: InferencePoolSpec) -> str | None:
         """Why the engine's version cannot be run."""
+
+    def degrees(self, spec: InferencePoolSpec, role: Role) -> Degrees:
+        """How one replica of a role is spread."""
+
+    def advice(self, spec: InferencePoolSpec) -> Sequence[str]:
+        """What is worth knowing of the settings, and blocks nothing."""
 
     def disagreements(self, spec: InferencePoolSpec) -> Sequence[Disagreement]:
         """In what prefill and decode differ though they must not."""

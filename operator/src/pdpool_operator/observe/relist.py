@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pdpool_api import names
-from pdpool_operator.kube import ApiError, Kube, NotFoundError
-from pdpool_operator.records import POOLS, WATCHED, PoolRef, Resource
+from pdpool_operator.kube import ApiError, ForbiddenError, Kube, NotFoundError
+from pdpool_operator.records import OPTIONAL_RESOURCES, POOLS, REQUIRED, WATCHED, PoolRef, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,10 +84,10 @@ class Relist:
 
     async def _round(self) -> bool:
         # After a failure the server's cache may be behind: then the consistent, dearer list.
-        consistent = len(self._serving) < len(WATCHED)
+        consistent = not self._serving.issuperset(REQUIRED)
         results = await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
         serving = frozenset(resource for resource, good in zip(WATCHED, results, strict=True) if good)
-        good = len(serving) == len(WATCHED)
+        good = serving.issuperset(REQUIRED)
         if good:
             self.good_at = self._clock()
         if serving != self._serving:
@@ -100,7 +100,15 @@ class Relist:
         try:
             listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
         except NotFoundError:
-            _log.warning("kind is not installed", resource=str(resource))
+            if resource in OPTIONAL_RESOURCES:
+                self._lack(resource)
+            else:
+                _log.warning("kind is not installed", resource=str(resource))
+            return False
+        except ForbiddenError as fault:
+            if resource in OPTIONAL_RESOURCES:
+                self._lack(resource)
+            _log.warning("list failed", resource=str(resource), fault=str(fault))
             return False
         except ApiError as fault:
             _log.warning("list failed", resource=str(resource), fault=str(fault))
@@ -108,3 +116,8 @@ class Relist:
         for ref in self._cluster.replace(resource, listing.items, listing.version, consistent=consistent):
             self._wake(ref)
         return True
+
+    def _lack(self, resource: Resource) -> None:
+        """A kind that may be absent, or that this operator may not use, is done without."""
+        for ref in self._cluster.lack(resource):
+            self._wake(ref)

@@ -11,13 +11,16 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pdpool_api import hardware
-from pdpool_api.engines.vllm import flags
+from pdpool_api import hardware, models
+from pdpool_api.engines.vllm import flags, sizes
 from pdpool_api.engines.vllm.arguments import transfer_config
+from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, own_choice, pinned_backend
 from pdpool_api.engines.vllm.environment import environment
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pdpool_api.pool import InferencePoolSpec
 
 REVISION_LENGTH: Final = 8
@@ -38,7 +41,11 @@ _SETTINGS: Final = (
     "--spec-tokens",
 )
 _SWITCHES: Final = frozenset({"--disable-hybrid-kv-cache-manager"})
-_VARIABLES: Final = ("VLLM_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT")
+_VARIABLES: Final = (
+    "VLLM_ATTENTION_BACKEND",  # only engines older than the supported ones read it: an image of one's own may
+    "VLLM_KV_CACHE_LAYOUT",
+    "VLLM_SSM_CONV_STATE_LAYOUT",
+)
 _OWN_TRANSFER_FIELDS: Final = frozenset({"kv_role", "kv_load_failure_policy", "engine_id"})
 _OWN_TRANSFER_EXTRAS: Final = frozenset({"kv_lease_duration"})
 """Fields of the transfer configuration in which the roles may differ."""
@@ -70,10 +77,12 @@ def shared_settings(spec: InferencePoolSpec) -> dict[str, Any]:
     Raises:
         ArgumentError: a JSON argument is no JSON object.
     """
+    adapters = {each.name: each.source for each in spec.model.adapters}
     return {
         "model": spec.model.id,
         "image": spec.engine.image,
         "servedNames": list(spec.model.names),
+        **({"adapters": adapters} if adapters else {}),
         "roles": {role.value: settings(spec, role) for role in spec.roles},
     }
 
@@ -99,9 +108,7 @@ def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     result: dict[str, Any] = {flag: profile.args[flag] for flag in _SETTINGS if flag in profile.args}
     if spec.model.revision:
         result["--revision"] = spec.model.revision
-    attention = flags.json_value(found, "--attention-config")
-    if attention.get("backend"):
-        result["--attention-backend"] = attention["backend"]
+    result[ATTENTION_BACKEND] = flags.json_value(found, "--attention-config").get("backend") or pinned_backend(spec)
     for each in found:
         if each.flag in _SWITCHES:
             result[each.flag] = not each.negated
@@ -110,7 +117,8 @@ def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     speculative = flags.json_value(found, "--speculative-config")
     if speculative:
         result["--speculative-config"] = speculative
-    result["connector"] = _connector(spec, role)
+    if role is not Role.AGGREGATED:
+        result["connector"] = _connector(spec, role)
     for variable in environment(spec, role):
         if variable["name"] in _VARIABLES:
             result[variable["name"]] = variable.get("value", variable.get("valueFrom"))
@@ -119,11 +127,13 @@ def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
 
 
 def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
-    """Everything in which the spec lets prefill and decode differ though they must not.
+    """Everything in which the spec lets prefill and decode differ though they must not; one role agrees with itself.
 
     Raises:
-        ArgumentError: a JSON argument is no JSON object.
+        ArgumentError: a JSON argument is no JSON object, or a size is no whole number.
     """
+    if not spec.disaggregated:
+        return ()
     prefill, decode = settings(spec, Role.PREFILL), settings(spec, Role.DECODE)
     names = sorted(prefill.keys() | decode.keys())
     found = [
@@ -131,13 +141,40 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
         for name in names
         if name != "--block-size" and prefill.get(name) != decode.get(name)
     ]
-    return (*found, *_block_size(spec, prefill.get("--block-size"), decode.get("--block-size")))
+    return (
+        *found,
+        *_block_size(spec, prefill.get("--block-size"), decode.get("--block-size")),
+        *_sizes(spec),
+        *_hardware(spec),
+    )
+
+
+def _sizes(spec: InferencePoolSpec) -> Iterator[Disagreement]:
+    """Tensor and pipeline sizes, also those that arguments give."""
+    prefill, decode = sizes.degrees(spec, Role.PREFILL), sizes.degrees(spec, Role.DECODE)
+    if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
+        yield Disagreement("tensor size", prefill.tensor, decode.tensor, "must divide one another")
+    heads = models.facts(spec.model).kv_heads
+    if prefill.tensor > decode.tensor and heads is not None and prefill.tensor > heads:
+        rule = f"of prefill, where it is the larger, must not exceed the model's KV heads ({heads})"
+        yield Disagreement("tensor size", prefill.tensor, decode.tensor, rule)
+    if decode.pipeline != 1:
+        rule = "of decode must be 1: a decode engine cannot take KV in stages"
+        yield Disagreement("pipeline size", prefill.pipeline, decode.pipeline, rule)
+
+
+def _hardware(spec: InferencePoolSpec) -> Iterator[Disagreement]:
+    """Two kinds of hardware on which no attention backend is the same."""
+    prefill = own_choice(spec, Role.PREFILL)
+    if prefill is not None:
+        rule = "of the hardware profiles must be equal, and no backend runs on both"
+        yield Disagreement("attention backend", prefill, own_choice(spec, Role.DECODE), rule)
 
 
 def _block_size(spec: InferencePoolSpec, prefill: Any, decode: Any) -> tuple[Disagreement, ...]:
     if prefill == decode:
         return ()
-    if spec.prefill.parallelism.tensor > spec.decode.parallelism.tensor:
+    if sizes.degrees(spec, Role.PREFILL).tensor > sizes.degrees(spec, Role.DECODE).tensor:
         rule = "must be equal where prefill's tensor size is the larger"
     elif _is_multiple(decode, prefill):
         return ()
