@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.api
 
-CHILDREN = 10
-"""Of a pool at rest: ServiceAccount, Role, RoleBinding, ConfigMap, 3 Services, 3 Deployments."""
+ROLES = ("router", "prefill", "decode")
+CHILDREN = 16
+"""Of a pool at rest: ServiceAccount, Role, RoleBinding, ConfigMap; for each of 3 roles a Service, a Deployment, a
+PodDisruptionBudget and a NetworkPolicy."""
 
 
 def engine_deployments(api: Api, namespace: str, role: str) -> list[Json]:
@@ -67,6 +69,7 @@ def test_a_pool_becomes_children_that_belong_to_it(api: Api, namespace: str) -> 
         "roles/tiny-router",
         "rolebindings/tiny-router",
         "configmaps/tiny-router",
+        *(f"{kind}/tiny-{role}" for kind in ("networkpolicies", "poddisruptionbudgets") for role in ROLES),
         "services/tiny-router",
         "services/tiny-prefill",
         "services/tiny-decode",

@@ -84,7 +84,7 @@ def test_one_of_two_replicas_acts_and_the_other_takes_over(site: Site, api: Api,
         assert [each for each in writes if "p4-" not in each] == [each for each in writes if "/p2-decode" in each]
         assert len([each for each in writes if "/p2-decode" in each]) == 1
         assert decode_number(api, namespace, "p2") == "7"
-        assert len(api.children(namespace)) == 3 * 10
+        assert len(api.children(namespace)) == 3 * 16
         assert second.stop() == 0
         since = site.cluster.audit.now()
         third = site.start().wait_ready()

@@ -127,8 +127,18 @@ class InferencePoolSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule("self.mode == 'Disaggregated' ? has(self.prefill) : true", _PREFILL_NEEDED_RULE, fieldPath=".prefill"),
-            rule("self.mode == 'Aggregated' ? !has(self.prefill) : true", _PREFILL_REFUSED_RULE, fieldPath=".prefill"),
+            rule(
+                "self.mode == 'Disaggregated' ? has(self.prefill) : true",
+                _PREFILL_NEEDED_RULE,
+                fieldPath=".prefill",
+                reason="FieldValueRequired",
+            ),
+            rule(
+                "self.mode == 'Aggregated' ? !has(self.prefill) : true",
+                _PREFILL_REFUSED_RULE,
+                fieldPath=".prefill",
+                reason="FieldValueForbidden",
+            ),
             rule(
                 "!has(self.prefill) || self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0"
                 " || self.decode.parallelism.tensor % self.prefill.parallelism.tensor == 0",
