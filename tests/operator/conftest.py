@@ -12,7 +12,7 @@ import yaml
 from e2e.cluster import service_account_user
 from e2e.cluster.fixtures import control_plane
 from pdpool_operator import install
-from tests.operator.harness import Api, Json, Operator
+from tests.operator.harness import Api, Json, Operator, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,12 +61,19 @@ class Site:
         ]
 
 
+def _served(control_plane: Cluster) -> None:
+    """Asserts that the CRD is; `kubectl wait` fails at once while a new object has no conditions at all."""
+    crd = yaml.safe_load(control_plane.kubectl("get", f"crd/{install.CRD_FILE.stem}", "-o", "yaml"))
+    conditions = {each["type"]: each["status"] for each in crd.get("status", {}).get("conditions") or ()}
+    assert conditions.get("Established") == "True"
+
+
 @pytest.fixture(scope="session")
 def site(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     documents = list(yaml.safe_load_all(install.INSTALL_FILE.read_text()))
     # No pod runs here: the operator runs as a process with the rights of the manifest's service account.
     control_plane.apply([each for each in documents if each["kind"] != "Deployment"])
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{install.CRD_FILE.stem}")
+    eventually(lambda: _served(control_plane))
     kubeconfig = control_plane.kubeconfig_for_service_account(install.NAMESPACE, install.NAME)
     api = Api(control_plane.kubeconfig)
     found = Site(control_plane, api, kubeconfig, tmp_path_factory.mktemp("operator"))
