@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 1024
 ANSWER_DEADLINE_S = 15
+SLOW_RATE_PER_S = 50.0
 RAMP_STEP_STREAMS = 10
 RAMP_STEP_S = 0.02
 HTTP_OK = 200
@@ -190,11 +191,11 @@ class Client:
         """
         chance = random.Random(seed)  # noqa: S311 - arrival times, not secrets
         due_s = self._loop.time()
+        rate_per_s = self._workload.rate_per_s or SLOW_RATE_PER_S
         for number in numbers:
-            due_s += chance.expovariate(self._workload.rate_per_s)
-            ahead_s = due_s - self._loop.time()
-            if ahead_s > 0:
-                await asyncio.sleep(ahead_s)
+            due_s += chance.expovariate(rate_per_s)
+            # Also when late: answers must be taken in between, or each late request opens a connection of its own.
+            await asyncio.sleep(max(0.0, due_s - self._loop.time()))
             await self._send(number, due_s)
         await self._all_answered(ANSWER_DEADLINE_S)
         return self.tally

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+import zlib
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -30,6 +31,7 @@ _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2029 00:00:00 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+PHASES = 64
 _LAST_CHUNK = b"0\r\n\r\n"
 _MODELS = {
     "object": "list",
@@ -82,49 +84,42 @@ class Handoffs:
 
 
 class Stream:
-    """One streamed answer: the next event each time its engine steps."""
+    """One streamed answer: an event each `gap_s`, at a phase of its own.
 
-    def __init__(self, transport: asyncio.Transport, serial: str, count: int) -> None:
+    An engine computes the tokens of a batch in one step, but its API server writes them one after another, further
+    apart than a router needs for each: streams in lockstep would show a router bursts that it does not meet.
+    """
+
+    def __init__(self, transport: asyncio.Transport, serial: str, count: int, gap_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._serial = serial
         self._count = count
+        self._gap_s = gap_s
         self._sent = 0
+        self._due_s = 0.0
 
-    def advance(self) -> bool:
-        """Write the next event as one chunk; whether more are to come."""
+    def start(self) -> None:
+        """Write the first event within one gap."""
+        phase = zlib.crc32(self._serial.encode()) % PHASES / PHASES
+        self._due_s = self._loop.time() + self._gap_s * phase
+        self._loop.call_at(self._due_s, self._step)
+
+    def _step(self) -> None:
+        if self._transport.is_closing():
+            return
         event = replies.stream_event(self._serial, self._sent, self._count)
         chunk = b"%x\r\n%b\r\n" % (len(event), event)
         if self._sent == 0:
             chunk = _STREAM_HEAD + chunk
         self._sent += 1
-        more = self._sent < self._count and not self._transport.is_closing()
-        if not more:
+        if self._sent < self._count:
+            # What is late stays late: missed events must not come at once.
+            self._due_s = max(self._due_s + self._gap_s, self._loop.time())
+            self._loop.call_at(self._due_s, self._step)
+        else:
             chunk += b"%x\r\n%b\r\n" % (len(replies.STREAM_END), replies.STREAM_END) + _LAST_CHUNK
         self._transport.write(chunk)
-        return more
-
-
-class Batch:
-    """The streams of one pace in one engine: each step gives every one of them a token, as an engine's batch does."""
-
-    def __init__(self, gap_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._gap_s = gap_s
-        self._streams: list[Stream] = []
-        self._next_s = 0.0
-
-    def join(self, stream: Stream) -> None:
-        """Let a stream take part from the next step on."""
-        if not self._streams:
-            self._next_s = self._loop.time() + self._gap_s
-            self._loop.call_at(self._next_s, self._step)
-        self._streams.append(stream)
-
-    def _step(self) -> None:
-        self._streams = [stream for stream in self._streams if stream.advance()]
-        if self._streams:
-            self._next_s = max(self._next_s + self._gap_s, self._loop.time())
-            self._loop.call_at(self._next_s, self._step)
 
 
 class Engine:
@@ -133,7 +128,6 @@ class Engine:
     def __init__(self, role: str, handoffs: Handoffs) -> None:
         self.role = role
         self._handoffs = handoffs
-        self._batches: dict[str, Batch] = {}
 
     def answer(self, transport: asyncio.Transport, path: str, body: bytes) -> None:
         """Answer one request."""
@@ -159,8 +153,7 @@ class Engine:
         elif wants_handoff:
             _write(transport, b"200 OK", replies.prefill(serial, self._handoffs.give(), len(body)))
         elif leg.stream:
-            batch = self._batches.setdefault(gap_ms, Batch(int(gap_ms) / 1000))
-            batch.join(Stream(transport, serial, leg.max_tokens))
+            Stream(transport, serial, leg.max_tokens, int(gap_ms) / 1000).start()
         else:
             _write(transport, b"200 OK", replies.completion(serial))
 
@@ -209,6 +202,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Answer the request."""
         self._engine.answer(self._transport, self._path, b"".join(self._body))
+        if not self._parser.should_keep_alive():
+            self._transport.close()
 
 
 async def _serve(prefills: int, decodes: int) -> None:

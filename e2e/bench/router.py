@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import fcntl
 import itertools
 import json
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
 
 READY_DEADLINE_S = 30
 WARM_UP_REQUESTS = 40
+WARM_UP_CHUNKS = 20
 CORES_NEEDED = 2
 NS_PER_US = 1000
 FAULTS_SHOWN = 3
 SIGNALLED = 128
+QUIET_LOAD = 1.0
 
 
 @dataclass(frozen=True)
@@ -146,13 +149,13 @@ class Bench:
         Raises:
             LoadError: an answer is wrong or missing.
         """
-        client = Client(contestant.port, workload if workload.rate_per_s else long_streams(1, duration_s=0.2))
+        if workload.streams:
+            workload, count = dataclasses.replace(workload, chunks=WARM_UP_CHUNKS), 1
+        else:
+            count = WARM_UP_REQUESTS
+        client = Client(contestant.port, workload)
         try:
-            count = WARM_UP_REQUESTS if workload.rate_per_s else 1
-            if workload.rate_per_s:
-                await client.offer(self._numbers(count), seed=0)
-            else:
-                await client.hold(self._numbers(count), 0, lambda: 0)
+            await client.offer(self._numbers(count), seed=0)
             self._check(client, contestant, workload, count)
         finally:
             await client.close()
@@ -264,13 +267,14 @@ def _run(plan: Plan, json_file: Path | None) -> None:
 def _account(value: dict[str, float]) -> str:
     """Under what conditions the figures were taken."""
     interpreter = f"{platform.python_implementation()} {platform.python_version()} {platform.python_compiler()}"
+    busy = " (others work here: run it again when they do not)" if value["load_average_before"] > QUIET_LOAD else ""
     return f"""
 {value["answers_checked"]:.0f} answers checked byte for byte
 {value["rounds"]:.0f} interleaved rounds: medians of their samples and of their ratios
 interpreter {interpreter} ({sys.executable}), uvloop {version("uvloop")}, kernel {platform.release()}
 stolen by the host: {value["router_core_steal"]:.1%} of the router's core, {value["load_core_steal"]:.1%} of the other
 core of engines and client: {value["load_core_busy"]:.0%} busy
-load average {value["load_average_before"]:.1f} before, {value["load_average_after"]:.1f} after"""
+load average {value["load_average_before"]:.1f} before, {value["load_average_after"]:.1f} after{busy}"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

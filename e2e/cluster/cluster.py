@@ -63,7 +63,10 @@ class Cluster:
 
     def kubectl_command(self, *arguments: str) -> list[str]:
         """The command line of kubectl as administrator, for those who run it themselves (port-forward, logs -f)."""
-        return [str(binaries.cached_path("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments]
+        # What it has discovered goes with the cluster: the next one may have the same address and other kinds.
+        cache = self.layout.folder / "kubectl"
+        kubectl = str(binaries.cached_path("kubectl"))
+        return [kubectl, f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *arguments]
 
     def apply(self, objects: Sequence[dict[str, Any]]) -> None:
         """Apply objects server-side as administrator, patiently where the kind was made a moment ago."""

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Kind = Literal[
-    "process", "link", "nft-table", "iptables-rule", "sysctl", "cgroup", "folder", "shared-folder", "file-prefix"
+    "marker",
+    "process",
+    "link",
+    "nft-table",
+    "iptables-rule",
+    "sysctl",
+    "cgroup",
+    "folder",
+    "shared-folder",
+    "file-prefix",
 ]
 
 
@@ -40,6 +49,11 @@ class Ledger:
     def exists(self) -> bool:
         """Whether a cluster was ever begun here and not yet fully taken down."""
         return self.path.exists()
+
+    @property
+    def identity(self) -> str:
+        """What this cluster's processes bear; empty before the first could be started."""
+        return next((entry.name for entry in self.entries("marker")), "")
 
     def record(self, kind: Kind, name: str, value: str = "") -> None:
         """Write an entry to disk; call it before the thing is made."""

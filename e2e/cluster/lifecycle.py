@@ -18,7 +18,7 @@ from e2e.cluster.cluster import Cluster
 from e2e.cluster.layout import Layout, checked, chosen, known_names, ledger_of, load, lock_of
 from e2e.cluster.lock import held
 from e2e.cluster.paths import data_root, run_root
-from e2e.cluster.processes import Daemon, alive, is_alive, start, start_time_of, wait_until
+from e2e.cluster.processes import Daemon, alive, identify, is_alive, start, start_time_of, wait_until
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.undo import undo
 
@@ -121,6 +121,7 @@ def _begun(layout: Layout, progress: Progress) -> Cluster:
 def _started(layout: Layout, programs: dict[str, Path], progress: Progress, image: Path | None = None) -> Cluster:
     """Start everything; with a node, `image` is its sandbox image."""
     ledger = layout.ledger
+    identify(layout.name, ledger)
     ledger.record("folder", str(layout.run))
     ledger.record("folder", str(layout.folder))
     with _undone_on_failure(layout.name):
@@ -181,7 +182,7 @@ def _finish_node(cluster: Cluster, image: Path, progress: Progress) -> None:
 
 
 def _start(layout: Layout, daemon: Daemon) -> None:
-    start(daemon, layout.name, layout.ledger)
+    start(daemon, layout.ledger)
 
 
 def _await(layout: Layout, what: str, daemon: str, ready: object) -> None:

@@ -11,6 +11,7 @@ and the shims of containerd inherit it.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from dataclasses import dataclass
@@ -43,9 +44,17 @@ class Daemon:
     log: Path
 
 
-def start(daemon: Daemon, cluster: str, ledger: Ledger) -> int:
-    """Start a daemon detached from this process and return its pid."""
-    marker = f"{cluster}/{daemon.name}"
+def identify(cluster: str, ledger: Ledger) -> None:
+    """Choose what the cluster's processes will bear.
+
+    With a random part: a container of this machine may run a cluster of the same name, and its processes show here too.
+    """
+    ledger.record("marker", f"{cluster}.{secrets.token_hex(4)}")
+
+
+def start(daemon: Daemon, ledger: Ledger) -> int:
+    """Start a daemon detached from this process and return its pid; the cluster must have been identified."""
+    marker = f"{ledger.identity}/{daemon.name}"
     daemon.log.parent.mkdir(parents=True, exist_ok=True)
     search_path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
     environment = {MARKER: marker, "PATH": search_path, "HOME": "/nonexistent", "LANG": "C.UTF-8"}
@@ -76,9 +85,14 @@ def wait_until(ready: Callable[[], bool], what: str, ledger: Ledger, log: Path, 
         time.sleep(POLL_S)
 
 
-def marked(cluster: str) -> set[int]:
-    """The pids whose environment says that they belong to the cluster."""
-    needle = f"{MARKER}={cluster}/".encode()
+def marked(ledger: Ledger) -> set[int]:
+    """The pids whose environment says that they belong to the cluster of that ledger."""
+    return bearing(f"{ledger.identity}/") if ledger.identity else set()
+
+
+def bearing(start_of_marker: str) -> set[int]:
+    """The pids whose marker starts so."""
+    needle = f"{MARKER}={start_of_marker}".encode()
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -91,10 +105,10 @@ def marked(cluster: str) -> set[int]:
     return found
 
 
-def named(cluster: str, daemon: str) -> set[int]:
+def named(ledger: Ledger, daemon: str) -> set[int]:
     """The pids of one daemon of the cluster and of what it started."""
-    needle = f"{MARKER}={cluster}/{daemon}\0".encode()
-    return {pid for pid in marked(cluster) if needle in _environment(pid)}
+    needle = f"{MARKER}={ledger.identity}/{daemon}\0".encode()
+    return {pid for pid in marked(ledger) if needle in _environment(pid)}
 
 
 def end(find: Callable[[], Iterable[int]], what: str) -> None:

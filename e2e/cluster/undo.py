@@ -54,8 +54,8 @@ def undo(cluster: str, ledger: Ledger, kept: frozenset[Path] = frozenset()) -> N
 
 def _end_processes(cluster: str, ledger: Ledger) -> None:
     for name in RESTARTERS:
-        end(lambda name=name: named(cluster, name), name)  # type: ignore[misc]
-    end(lambda: marked(cluster), f"the daemons of cluster {cluster}")
+        end(lambda name=name: named(ledger, name), name)  # type: ignore[misc]
+    end(lambda: marked(ledger), f"the daemons of cluster {cluster}")
     end(lambda: set(_contained(ledger)), f"the containers of cluster {cluster}")
 
 
@@ -84,10 +84,11 @@ def _unmount_below(folders: list[Path]) -> None:
     deadline_s = time.monotonic() + GONE_TIMEOUT_S
     while mounts := _mounts_below(folders):
         for mount in mounts:
-            if not succeeds(["umount", mount]):
+            if not succeeds(["umount", mount]) and time.monotonic() < deadline_s:
                 succeeds(["umount", "--lazy", mount])
         if time.monotonic() >= deadline_s:
-            raise ClusterError(f"cannot unmount {', '.join(mounts[:5])}")
+            for mount in _mounts_below(folders):
+                run(["umount", "--lazy", mount])
 
 
 def _mounts_below(folders: list[Path]) -> list[str]:

@@ -10,7 +10,8 @@ from e2e.demo import account, run
 from e2e.demo.options import Options, parsed
 from e2e.demo.view import View
 from e2e.scenarios import diagnosis, product
-from e2e.scenarios.pools import Pool
+from e2e.scenarios.api import ApiError
+from e2e.scenarios.pools import LateError, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; what was made stays: run it again, or `make demo-down`", file=sys.stderr)
         return 130
-    except ClusterError as error:
+    except (ClusterError, ApiError, LateError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

@@ -43,6 +43,8 @@ CLUSTER, ENGINE, IMAGES, PRODUCT, APPLY, READY, ANSWERS = (
     "answers",
 )
 OTHER_RUN_WAIT_S = 600.0
+INSTALLED_BY_DEMO = "pdpool.io/installed-by-demo"
+"""On the operator's namespace: `down` removes only what `up` has made."""
 GONE_TIMEOUT_S = 120.0
 
 
@@ -111,7 +113,12 @@ def install_product(options: Options, view: View, place: Place) -> None:
         objects = product.manifest(
             operator_image=options.operator_image or None, router_image=options.router_image or None
         )
+        namespace, _ = product.operator_place()
+        was_there = place.api.get("namespaces", namespace) is not None
         product.install(place.api, objects, place.new_images)
+        if not was_there:
+            mark = {"metadata": {"annotations": {INSTALLED_BY_DEMO: "true"}}}
+            place.api.patch("namespaces", namespace, None, mark)
         product.operator(place.api).wait_ready(lambda word: view.say(step, word))
 
 
@@ -191,14 +198,24 @@ def remove(options: Options) -> None:
         host_links.remove()
         return
     kubectl = shutil.which("kubectl") or str(ensure(["kubectl"], progress)["kubectl"])
-    api = ClusterApi(options.kubeconfig, kubectl)
+    _remove_from(ClusterApi(options.kubeconfig, kubectl), options, progress)
+
+
+def _remove_from(api: ClusterApi, options: Options, progress: Progress) -> None:
     pool = Pool(api, sample(options)["metadata"]["name"], options.namespace)
     with progress.step(f"pool {pool.name}"):
         api.delete("inferencepools", pool.name, pool.namespace)
         wait_for(lambda: not pool.pods(), GONE_TIMEOUT_S, "the pool's pods gone", pool.summary, progress.say)
-    others = [each for each in api.items("inferencepools") if each["metadata"]["name"] != pool.name]
+    namespace, _ = product.operator_place()
+    home = api.get("namespaces", namespace)
+    if home is None:
+        return
+    if INSTALLED_BY_DEMO not in home["metadata"].get("annotations", {}):
+        progress.say("pdpool stays: it was there before the demo")
+        return
+    others = len(api.items("inferencepools"))
     if others:
-        progress.say(f"pdpool stays installed: {len(others)} other pools use it")
+        progress.say(f"pdpool stays: {others} other pools use it")
         return
     with progress.step("pdpool"):
         api.kubectl(["delete", "--ignore-not-found", "-f", str(product.INSTALL_MANIFEST)])

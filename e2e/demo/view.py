@@ -25,7 +25,7 @@ MARKS = {"waiting": "[dim]·[/dim]", "done": "[green]✓[/green]", "failed": "[r
 
 @dataclass
 class Step:
-    """One row: what is done, since when, and the last word about it."""
+    """One row: what is done, since when, and while it runs the last word about it."""
 
     name: str
     state: str = "waiting"
@@ -82,7 +82,8 @@ class View:
             self._line(f"{name}: FAILED after {step.took_s:.1f} s")
             raise
         step.took_s, step.state = step.elapsed_s(), "done"
-        self._line(f"{name}: done in {step.took_s:.1f} s{f' ({step.word})' if step.word else ''}")
+        step.word = ""
+        self._line(f"{name}: done in {step.took_s:.1f} s")
 
     def say(self, step: Step, word: str) -> None:
         """The last word about a step that runs."""

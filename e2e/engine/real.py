@@ -185,6 +185,11 @@ class RealEngine:
         return f"http://{HOST}:{self.ports.http}"
 
     @property
+    def is_running(self) -> bool:
+        """Whether the server's process is there."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
     def log(self) -> Path:
         """The log of this engine."""
         return install.engine_root() / "logs" / f"{self.role}-{self.ports.http}.log"

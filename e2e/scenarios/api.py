@@ -11,6 +11,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from kubernetes import config
+from urllib3.exceptions import HTTPError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +71,7 @@ class ClusterApi:
         """One request; the answer is JSON, or text where it is not JSON.
 
         Raises:
-            ApiError: an answer outside 2xx, with the server's message and status.
+            ApiError: an answer outside 2xx, with the server's message and status; or none at all (status 0).
         """
         parameters = self._client.param_serialize(
             method,
@@ -80,7 +81,10 @@ class ClusterApi:
             body=body,
             auth_settings=["BearerToken"],
         )
-        answer = self._client.call_api(*parameters, _request_timeout=REQUEST_TIMEOUT_S)
+        try:
+            answer = self._client.call_api(*parameters, _request_timeout=REQUEST_TIMEOUT_S)
+        except HTTPError as unreachable:
+            raise ApiError(f"{method} {path}: {unreachable}") from unreachable
         text = (answer.read() or b"").decode("utf-8", "replace")
         try:
             told: Any = json.loads(text)

@@ -40,7 +40,7 @@ def _warnings(api: ClusterApi, namespace: str) -> list[str]:
     events = [event for event in api.items("events", namespace) if event.get("type") == "Warning"]
     events.sort(key=_time)
     return [
-        f"{event['involvedObject'].get('name')}: {event.get('reason')}: {event.get('message')}"
+        f"{event['involvedObject'].get('name')}: {event.get('reason')}: {event.get('message', '').strip()}"
         for event in events[-EVENTS:]
     ]
 

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path("/var/lib/pdpool")
+NAMES = ("python", "packages", "model")
 
 
 def targets() -> Mapping[str, Path]:
     """What each link points to: the interpreter's prefix, the engine's packages, the model."""
-    return {
-        "python": install.interpreter().parent.parent,
-        "packages": install.site_packages(install.venv()),
-        "model": model.folder(),
-    }
+    places = (install.interpreter().parent.parent, install.site_packages(install.venv()), model.folder())
+    return dict(zip(NAMES, places, strict=True))
 
 
 def make(root: Path = ROOT) -> None:
@@ -45,7 +43,7 @@ def make(root: Path = ROOT) -> None:
 
 def remove(root: Path = ROOT) -> None:
     """Remove the links, and their folder when nothing else lies in it."""
-    for name in ("python", "packages", "model"):
+    for name in NAMES:
         link = root / name
         if link.is_symlink():
             link.unlink()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from e2e.scenarios.api import ClusterApi, JsonObject
 
 POLL_S = 0.25
-SAY_EVERY_S = 10.0
+HTTP_PORT = 80
+SAY_NEWS_S, SAY_SAME_S = 5.0, 30.0
 Say = Callable[[str], None]
 
 
@@ -98,7 +99,8 @@ class Pool:
         service = self.api.get("services", child_name(self.name, Role.ROUTER), self.namespace)
         if service is None:
             raise LateError(f"Service {child_name(self.name, Role.ROUTER)} does not exist")
-        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        port = service["spec"]["ports"][0]["port"]
+        return f"http://{service['spec']['clusterIP']}{'' if port == HTTP_PORT else f':{port}'}"
 
     def is_ready(self) -> bool:
         """Whether `Ready` is True and speaks of the present generation."""
@@ -178,15 +180,17 @@ def wait_for(
     Raises:
         LateError: the time is over; with the last summary.
     """
-    start_s = time.monotonic()
-    said_s = start_s
+    start_s = said_s = time.monotonic()
+    said = ""
     while not reached():
         now_s = time.monotonic()
         if now_s - start_s > timeout_s:
             seen = f"; seen: {summary()}" if summary else ""
             raise LateError(f"{what}: not within {timeout_s:.0f} s{seen}")
-        if say is not None and now_s - said_s >= SAY_EVERY_S:
-            said_s = now_s
-            say(f"{what}: {summary() if summary else 'waiting'}")
+        if say is not None and now_s - said_s >= SAY_NEWS_S:
+            news = summary() if summary else "waiting"
+            if news != said or now_s - said_s >= SAY_SAME_S:
+                said, said_s = news, now_s
+                say(f"{what}: {news}")
         time.sleep(POLL_S)
     return time.monotonic() - start_s

@@ -47,7 +47,7 @@ class StartupWatch:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._starts: dict[str, EngineStart] = {}
+        self.starts: dict[str, EngineStart] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="startup-watch", daemon=True)
 
@@ -63,11 +63,11 @@ class StartupWatch:
 
     def engines(self) -> list[EngineStart]:
         """What is known so far, by pod."""
-        return list(self._starts.values())
+        return list(self.starts.values())
 
     def overhead_s(self, applied_s: float, first_token_s: float) -> float | None:
         """The seconds that pdpool and Kubernetes added; None while an engine's start is not known."""
-        last = max(self._starts.values(), key=lambda start: start.first_answer_s or 0.0, default=None)
+        last = max(self.starts.values(), key=lambda start: start.first_answer_s or 0.0, default=None)
         if last is None or last.own_s is None:
             return None
         return first_token_s - applied_s - last.own_s
@@ -83,11 +83,11 @@ class StartupWatch:
                     self._look(client, pod)
 
     def _look(self, client: httpx.Client, pod: PodView) -> None:
-        start = self._starts.get(pod.name, EngineStart(pod))
+        start = self.starts.get(pod.name, EngineStart(pod))
         if start.first_answer_s is None and pod.ip and _answers(client, pod.url):
             start = replace(start, first_answer_s=time.time())
         started_s = pod.started_at.timestamp() if pod.started_at else None
-        self._starts[pod.name] = replace(start, pod=pod, container_started_s=started_s)
+        self.starts[pod.name] = replace(start, pod=pod, container_started_s=started_s)
 
 
 def _answers(client: httpx.Client, url: str) -> bool:

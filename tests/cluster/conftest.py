@@ -10,7 +10,7 @@ import pytest
 
 from e2e.cluster.fixtures import control_plane, full_cluster, shared_node
 from e2e.cluster.paths import data_root, run_root
-from e2e.cluster.processes import marked
+from e2e.cluster.processes import bearing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def _traces(name: str) -> dict[str, list[str]]:
     """What bears the cluster's name, by kind; kinds of which there is nothing are left out."""
     part = f"/{name}/"
     found = {
-        "processes": [str(pid) for pid in marked(name)],
+        "processes": [str(pid) for pid in bearing(f"{name}.")],
         "command lines": [line for line in _output("ps", "-ww", "-eo", "stat,args") if part in line and line[0] != "Z"],
         "mounts": [path for path in _mounts() if part in path],
         "sockets": [path for path in _sockets() if part in path],

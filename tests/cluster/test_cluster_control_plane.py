@@ -14,7 +14,7 @@ import pytest
 
 from e2e.cluster import Cluster, ClusterError, down, service_account_user, status, up
 from e2e.cluster.binaries import CONTROL_PLANE, cached_path
-from e2e.cluster.layout import lock_of
+from e2e.cluster.layout import ledger_of, lock_of
 from e2e.cluster.lock import held
 from e2e.cluster.processes import named
 
@@ -71,7 +71,7 @@ def test_a_killed_up_is_replaced_by_the_next(name: str, traces: Traces) -> None:
         for line in tool.stderr:
             if "etcd and API server …" in line:
                 break
-        while not named(name, "apiserver"):
+        while not named(ledger_of(name), "apiserver"):
             assert tool.poll() is None
         tool.send_signal(signal.SIGKILL)
     assert status(name)["state"] == "broken"
@@ -84,7 +84,7 @@ def test_a_killed_up_is_replaced_by_the_next(name: str, traces: Traces) -> None:
 def test_a_killed_daemon_makes_the_cluster_broken_and_down_still_works(name: str, traces: Traces) -> None:
     """When the API server was killed, `status` says broken and `down` needs no help from it."""
     up(name, control_plane_only=True, owned=True)
-    for pid in named(name, "apiserver"):
+    for pid in named(ledger_of(name), "apiserver"):
         os.kill(pid, signal.SIGKILL)
     assert status(name)["state"] == "broken"
     down(name, keep_logs=False)

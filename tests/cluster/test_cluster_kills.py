@@ -13,6 +13,7 @@ import pytest
 
 from e2e.cluster import DEFAULT_NODE_NAME, Cluster, down, status
 from e2e.cluster.host_pods import python_pod
+from e2e.cluster.layout import ledger_of
 from e2e.cluster.processes import named
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def test_after_kills_up_recovers_and_down_leaves_nothing(own_node: SharedNode, m
     before = machine(DEFAULT_NODE_NAME)
     _run_pod(own_node.running())
     for daemon in ("containerd", "kubelet", "apiserver"):
-        for pid in named(DEFAULT_NODE_NAME, daemon):
+        for pid in named(ledger_of(DEFAULT_NODE_NAME), daemon):
             os.kill(pid, signal.SIGKILL)
     assert status(DEFAULT_NODE_NAME)["state"] == "broken"
     cluster = own_node.running()

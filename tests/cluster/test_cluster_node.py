@@ -107,7 +107,8 @@ def test_a_pod_resolves_and_reaches_a_service(web: Web, pod: str) -> None:
     assert told["headless"] == web.get("pod", "web")["status"]["podIP"]
     assert told["answers"] == [200] * 40
     assert told["outside name"] == "no such name"
-    assert told["outside address"] == "ConnectionRefusedError"
+    # Refused, or no route at all where the machine has none: at once in either case.
+    assert told["outside address"] in {"ConnectionRefusedError", "OSError"}
 
 
 def test_ranges_are_routed_to_the_bridge_whether_or_not_there_is_a_rule(full_cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from e2e.cluster import AuditLog, ClusterError
 from e2e.cluster.binaries import _kubernetes, _main_module
 from e2e.cluster.ledger import Entry, Ledger
 from e2e.cluster.lock import held
-from e2e.cluster.processes import Daemon, alive, end, marked, start
+from e2e.cluster.processes import Daemon, alive, bearing, identify, start
 from e2e.cluster.progress import last_lines
 from e2e.cluster.undo import undo
 
@@ -68,17 +68,18 @@ def test_a_held_lock_is_refused_by_its_holder_s_name_and_free_once_that_was_kill
 
 
 def test_a_daemon_is_found_by_its_marker_and_ended_with_all_it_started(tmp_path: Path) -> None:
-    """Children of a daemon carry its marker, also when the daemon itself has ended; nobody else is touched."""
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    """What a daemon starts carries its marker; a cluster of the same name with another ledger touches nothing of it."""
+    ledger, other = Ledger(tmp_path / "ledger.jsonl"), Ledger(tmp_path / "other" / "ledger.jsonl")
     cluster = f"marker-{os.getpid()}"
-    start(
-        Daemon("parent", ["sh", "-c", "sleep 60 & sleep 60 & wait"], tmp_path / "log" / "parent.log"), cluster, ledger
-    )
-    start(Daemon("short", ["true"], tmp_path / "log" / "short.log"), cluster, ledger)
-    end(lambda: marked(f"{cluster}-other"), "nothing")
+    for one in (ledger, other):
+        identify(cluster, one)
+    log = tmp_path / "log" / "daemon.log"
+    start(Daemon("parent", ["sh", "-c", "sleep 60 & sleep 60 & wait"], log), ledger)
+    start(Daemon("short", ["true"], log), ledger)
+    undo(cluster, other)
     assert alive(ledger)["parent"]
     undo(cluster, ledger)
-    assert marked(cluster) == set()
+    assert bearing(f"{cluster}.") == set()
     assert not ledger.exists()
 
 

@@ -22,7 +22,7 @@ from e2e.scenarios.pools import Pool
 from e2e.scenarios.startup import StartupWatch
 
 if TYPE_CHECKING:
-    from e2e.cluster import Cluster
+    from e2e.cluster import Cluster, Moment
     from e2e.scenarios.product import Operator
 
 __all__ = ["shared_node"]
@@ -103,16 +103,27 @@ def namespace(namespaces: Namespaces) -> str:
     return namespaces.make("shared")
 
 
+@dataclass(frozen=True)
+class QuietPool:
+    """A pool that no test touches, and since when it has been as it should be."""
+
+    pool: Pool
+    since: Moment
+    since_s: float
+    """By the monotonic clock."""
+
+
 @pytest.fixture(scope="session")
-def quiet_pool(api: ClusterApi, namespace: str, say: Say) -> Pool:
+def quiet(cluster: Cluster, api: ClusterApi, namespace: str, say: Say) -> QuietPool:
     """A pool of stand-in engines that no test touches."""
-    return _standin(api, "quiet", namespace, say)
+    pool = _standin(api, "quiet", namespace, say)
+    return QuietPool(pool, cluster.audit.now(), time.monotonic())
 
 
 @pytest.fixture(scope="session")
-def pool(api: ClusterApi, namespace: str, quiet_pool: Pool, say: Say) -> Pool:
+def pool(api: ClusterApi, namespace: str, quiet: QuietPool, say: Say) -> Pool:
     """A pool of stand-in engines that tests change, and leave ready as they found it."""
-    del quiet_pool  # started first, so that its quiet time runs meanwhile
+    del quiet  # started first, so that its quiet time runs meanwhile
     return _standin(api, "changed", namespace, say)
 
 

@@ -2,85 +2,79 @@
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import dataclass
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
-from e2e.cluster import service_account_user
+from e2e.cluster import down, up
 from e2e.cluster.fixtures import control_plane
-from pdpool_operator import install
-from tests.operator.harness import Api, Json, Operator, eventually
+from tests.operator import scenarios
+from tests.operator.site import Site, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from e2e.cluster import Cluster
+    from tests.operator.harness import Api, Json, Operator
+
+SCENARIOS = {
+    "test_nothing_is_written_when_nothing_differs": scenarios.nothing_is_written_when_nothing_differs,
+    "test_one_of_two_replicas_acts_and_the_other_takes_over": scenarios.the_other_replica_takes_over,
+}
 
 __all__ = ["control_plane"]
 
 
-@dataclass
-class Site:
-    """The control plane with pdpool installed by its manifest, and the operator's own credentials."""
-
-    cluster: Cluster
-    api: Api
-    kubeconfig: Path
-    logs: Path
-    operator: Operator | None = None
-
-    @property
-    def user(self) -> str:
-        """Whom the audit log names."""
-        return service_account_user(install.NAMESPACE, install.NAME)
-
-    def stop_shared(self) -> None:
-        """Ends the operator that tests share, so that others act; it is started again for whoever asks for it."""
-        if self.operator is not None and self.operator.running:
-            assert self.operator.stop() == 0
-
-    def start(self, *arguments: str) -> Operator:
-        """A further operator with the rights of the manifest, in its namespace."""
-        log = self.logs / f"operator-{uuid.uuid4().hex[:6]}.log"
-        return Operator(self.kubeconfig, log, *arguments, namespace=install.NAMESPACE)
-
-    def child_writes(self, since: int, namespaces: set[str] | None = None) -> list[str]:
-        """Every successful write of the operator to children (not to statuses and Leases), as `verb resource/name`."""
-        return [
-            f"{entry.verb} {entry.namespace} {entry.resource}/{entry.name}"
-            for entry in self.cluster.audit.entries(since)  # type: ignore[arg-type]
-            if entry.user == self.user
-            and entry.is_write
-            and entry.succeeded
-            and entry.resource not in ("leases", "inferencepools/status")
-            and (namespaces is None or entry.namespace in namespaces)
-        ]
-
-
-def _served(control_plane: Cluster) -> None:
-    """Asserts that the CRD is; `kubectl wait` fails at once while a new object has no conditions at all."""
-    crd = yaml.safe_load(control_plane.kubectl("get", f"crd/{install.CRD_FILE.stem}", "-o", "yaml"))
-    conditions = {each["type"]: each["status"] for each in crd.get("status", {}).get("conditions") or ()}
-    assert conditions.get("Established") == "True"
+@pytest.fixture(scope="session")
+def site(
+    control_plane: Cluster,
+    tmp_path_factory: pytest.TempPathFactory,
+    _aside: dict[str, Future[None]],
+) -> Iterator[Site]:
+    found = installed(control_plane, tmp_path_factory.mktemp("operator"))
+    yield found
+    found.stop_shared()
+    found.api.close()
 
 
 @pytest.fixture(scope="session")
-def site(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    documents = list(yaml.safe_load_all(install.INSTALL_FILE.read_text()))
-    # No pod runs here: the operator runs as a process with the rights of the manifest's service account.
-    control_plane.apply([each for each in documents if each["kind"] != "Deployment"])
-    eventually(lambda: _served(control_plane))
-    kubeconfig = control_plane.kubeconfig_for_service_account(install.NAMESPACE, install.NAME)
-    api = Api(control_plane.kubeconfig)
-    found = Site(control_plane, api, kubeconfig, tmp_path_factory.mktemp("operator"))
-    yield found
-    if found.operator is not None:
-        found.operator.stop()
-    api.close()
+def _aside(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[None]]]:
+    """Every scenario of `scenarios.py` that a chosen test asks for, begun on a control plane of their own."""
+    chosen = {item.name for item in request.session.items if "aside" in getattr(item, "fixturenames", ())}
+    wanted = [scenario for test, scenario in SCENARIOS.items() if test in chosen]
+    if not wanted:
+        yield {}
+        return
+    name = f"test-{os.getpid()}-aside"
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        begun = thread.submit(_begin, name, tmp_path_factory.mktemp("aside"))
+        yield {each.__name__: thread.submit(_after, begun, each) for each in wanted}
+    if begun.exception() is None:
+        begun.result().api.close()
+    down(name, keep_logs=False)
+
+
+def _after(begun: Future[Site], scenario: Callable[[Site], None]) -> None:
+    scenario(begun.result())
+
+
+def _begin(name: str, logs: Path) -> Site:
+    return installed(up(name, control_plane_only=True, owned=True), logs)
+
+
+@pytest.fixture
+def aside(_aside: dict[str, Future[None]]) -> Callable[[str], None]:
+    """Waits for a scenario that runs beside the tests; its failure is the test's."""
+
+    def wait(scenario: str) -> None:
+        _aside[scenario].result(timeout=280)
+
+    return wait
 
 
 @pytest.fixture
@@ -97,15 +91,8 @@ def api(site: Site) -> Api:
 
 
 @pytest.fixture
-def make_namespace(api: Api) -> Callable[[], str]:
-    """Makes namespaces; they go with the control plane, as deleting each would keep its controllers busy."""
-
-    def make() -> str:
-        name = f"t-{uuid.uuid4().hex[:8]}"
-        api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        return name
-
-    return make
+def make_namespace(site: Site) -> Callable[[], str]:
+    return site.namespace
 
 
 @pytest.fixture

@@ -85,6 +85,11 @@ class FaultProxy:
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
+        # Handlers of watches whose client is gone still wait for the API server.
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _serve(self) -> None:

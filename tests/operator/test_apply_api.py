@@ -21,7 +21,7 @@ from tests.operator.harness import Api, Json, pool
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from tests.operator.conftest import Site
+    from tests.operator.site import Site
 
 pytestmark = pytest.mark.api
 

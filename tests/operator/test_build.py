@@ -188,7 +188,7 @@ def test_mounts_and_security_context_of_the_author_are_taken(raw_pool: dict[str,
         "securityContext": {"runAsUser": 7},
     }
     pod = pod_of(engine(desired(raw_pool, decode__template=template), "decode"))
-    assert [volume["name"] for volume in pod["volumes"]] == ["shm", "models"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["pdpool-shm", "models"]
     (container,) = pod["containers"]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/dev/shm", "/models"]
     assert container["securityContext"] == {"runAsUser": 7}
@@ -199,14 +199,22 @@ def test_mounts_and_security_context_of_the_author_are_taken(raw_pool: dict[str,
     "template",
     [
         {"volumes": [{"name": "m", "emptyDir": {}}], "volumeMounts": [{"name": "m", "mountPath": "/dev/shm"}]},
-        {"volumes": [{"name": "shm", "emptyDir": {}}]},
+        {"volumes": [{"name": "m", "emptyDir": {}}], "volumeMounts": [{"name": "m", "mountPath": "/dev//shm/"}]},
     ],
 )
 def test_an_author_may_provide_shared_memory(raw_pool: dict[str, Any], template: dict[str, Any]) -> None:
-    """Where /dev/shm or a volume of that name is given, none is generated beside it."""
+    """Where something is mounted at /dev/shm, in any spelling, none is generated beside it."""
     pod = pod_of(engine(desired(raw_pool, decode__template=template), "decode"))
     assert len(pod["volumes"]) == 1
-    assert len(pod["containers"][0].get("volumeMounts", [])) <= 1
+    assert len(pod["containers"][0]["volumeMounts"]) == 1
+
+
+def test_a_volume_that_is_only_called_shm_is_no_shared_memory(raw_pool: dict[str, Any]) -> None:
+    """A volume of the author's, whatever its name, does not stand in for the one at /dev/shm."""
+    template = {"volumes": [{"name": "shm", "emptyDir": {}}], "volumeMounts": [{"name": "shm", "mountPath": "/x"}]}
+    pod = pod_of(engine(desired(raw_pool, decode__template=template), "decode"))
+    assert [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]] == ["/dev/shm", "/x"]
+    assert len({volume["name"] for volume in pod["volumes"]}) == 2
 
 
 @pytest.mark.parametrize(

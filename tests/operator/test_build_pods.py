@@ -54,9 +54,9 @@ def test_shared_memory_is_memory(raw_pool: dict[str, Any], role: str, given: dic
     sides = {"hardware": "h100-sxm", "parallelism": {"tensor": 2}}
     found = desired(raw_pool, engine=given, prefill=sides, decode=sides)
     volumes = {volume["name"]: volume for volume in pod(found, role)["volumes"]}
-    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
+    assert volumes["pdpool-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
     container = engine(found, role)
-    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert {"name": "pdpool-shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == "2"
 
@@ -78,17 +78,17 @@ def test_downloads_are_kept_where_the_author_says(
     model = {"id": "org/m", **({"cache": cache} if cache else {})}
     found = desired(raw_pool, model=model)
     volumes = {volume.pop("name"): volume for volume in pod(found, role)["volumes"]}
-    assert volumes["model-cache"] == source
+    assert volumes["pdpool-models"] == source
     container = engine(found, role)
-    assert {"name": "model-cache", "mountPath": names.MODEL_CACHE_PATH} in container["volumeMounts"]
+    assert {"name": "pdpool-models", "mountPath": names.MODEL_CACHE_PATH} in container["volumeMounts"]
     assert {"name": "HF_HOME", "value": names.MODEL_CACHE_PATH} in container["env"]
 
 
 def test_a_model_in_the_image_needs_no_cache(raw_pool: dict[str, Any]) -> None:
     """Nothing is mounted where nothing is downloaded, unless the author asks for it."""
-    assert {volume["name"] for volume in pod(desired(raw_pool), "decode")["volumes"]} == {"shm"}
+    assert {volume["name"] for volume in pod(desired(raw_pool), "decode")["volumes"]} == {"pdpool-shm"}
     asked = desired(raw_pool, model={"cache": {"emptyDir": {}}})
-    assert "model-cache" in {volume["name"] for volume in pod(asked, "decode")["volumes"]}
+    assert "pdpool-models" in {volume["name"] for volume in pod(asked, "decode")["volumes"]}
 
 
 def test_secrets_appear_by_reference_only(raw_pool: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from tests.operator.harness import free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.operator.conftest import Site
+    from tests.operator.site import Site
 
 pytestmark = pytest.mark.api
 

@@ -7,7 +7,7 @@ import contextlib
 import random
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httpx
 import pytest
@@ -20,6 +20,8 @@ from pdpool_router.assembly import Router
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    MakeSite = Callable[..., Awaitable["Site"]]
 
 __all__ = ["control_plane"]
 
@@ -76,9 +78,6 @@ class Site:
         await eventually(lambda: not self.router.endpoints.inflight.requests)
 
 
-MakeSite = "Callable[..., Awaitable[Site]]"
-
-
 @pytest.fixture
 async def site() -> AsyncIterator[Callable[..., Awaitable[Site]]]:
     """Makes a site: so many engines of each role, and sections laid over the configuration."""
@@ -101,6 +100,7 @@ async def site() -> AsyncIterator[Callable[..., Awaitable[Site]]]:
             return Site(router, client, groups["prefill"], groups["decode"], groups["aggregated"])
 
         yield make
+        await RawClient.end_all()
 
 
 def config(static: list[dict[str, Any]], **over: Any) -> RouterConfig:
@@ -130,41 +130,92 @@ async def eventually(holds: Callable[[], bool], *, within_s: float = 5.0) -> Non
         await asyncio.sleep(0.01)
 
 
-class RawClient:
-    """A client that writes and reads bytes as the test says."""
+class RawClient(asyncio.Protocol):
+    """A client that writes and reads bytes as the test says; ended with the test's loop at the latest."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
+    _all: ClassVar[list[RawClient]] = []
+
+    def __init__(self) -> None:
+        RawClient._all.append(self)
+        self.received = b""
+        self.ended = False
+        self.lost = False
+        self._news = asyncio.Event()
+        self.transport: Any = None
 
     @classmethod
     async def connect(cls, port: int) -> RawClient:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        _, client = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return client
+
+    @classmethod
+    async def end_all(cls) -> None:
+        """Ends every client of the test."""
+        clients, cls._all = cls._all, []
+        for client in clients:
+            client.transport.abort()
+        for client in clients:
+            await eventually(lambda client=client: client.lost)  # type: ignore[misc]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        self._news.set()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.ended = self.lost = True
+        self._news.set()
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        self.transport.write(data)
+
+    async def until(self, holds: Callable[[bytes], bool], within_s: float = 5) -> None:
+        async with asyncio.timeout(within_s):
+            while not holds(self.received):
+                assert not self.ended, self.received
+                self._news.clear()
+                await self._news.wait()
 
     async def head(self) -> bytes:
-        return await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        await self.until(lambda data: b"\r\n\r\n" in data)
+        head, _, self.received = self.received.partition(b"\r\n\r\n")
+        return head + b"\r\n\r\n"
 
     async def answer(self) -> tuple[bytes, bytes]:
         """One answer that tells its length."""
         head = await self.head()
-        length = re.search(rb"content-length: (\d+)", head)
-        assert length is not None, head
-        return head, await asyncio.wait_for(self.reader.readexactly(int(length[1])), 5)
+        found = re.search(rb"content-length: (\d+)", head)
+        assert found is not None, head
+        length = int(found[1])
+        await self.until(lambda data: len(data) >= length)
+        body, self.received = self.received[:length], self.received[length:]
+        return head, body
 
     async def rest(self) -> bytes:
         """Everything until the router ends the connection."""
-        return await asyncio.wait_for(self.reader.read(), 10)
+        async with asyncio.timeout(10):
+            while not self.ended:
+                self._news.clear()
+                await self._news.wait()
+        self.transport.close()
+        return self.received
+
+    def end_sending(self) -> None:
+        self.transport.write_eof()
 
     def reset(self) -> None:
-        self.writer.transport.abort()
+        self.transport.abort()
 
-    async def close(self) -> None:
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
+    def close(self) -> None:
+        self.transport.close()
 
 
 def raw_post(path: str, body: bytes, *headers: str) -> bytes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from tests.router.conftest import PROMPT, eventually
 
 if TYPE_CHECKING:
-    import httpx
-
     from tests.router.conftest import MakeSite
 
 STREAM = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "stream": True}
@@ -30,7 +29,10 @@ def failure_of(answer: httpx.Response) -> tuple[int, str]:
     "fault", [{"status": 500}, {"reset_after_bytes": 0}, {"invalid_json": True}, {"finish_reason": "abort"}]
 )
 async def test_a_failed_prefill_is_tried_once_elsewhere(site: MakeSite, fault: dict[str, Any]) -> None:
-    """5xx, a reset, an unreadable answer or an abort of prefill: once at another prefill; the client sees nothing of it."""
+    """5xx, a reset, an unreadable answer or an abort of prefill: once at another prefill.
+
+    The client sees nothing of it.
+    """
     here = await site(prefill=2)
     here.prefill[0].add_rule(leg="prefill", **fault)
     for _ in range(6):
@@ -91,7 +93,10 @@ async def test_a_client_error_of_prefill_passes_once(site: MakeSite) -> None:
 
 
 async def test_without_any_prefill_the_fallback_decides(site: MakeSite) -> None:
-    """Q49: `Local` lets decode compute the prompt, counted and told; `Fail` is 503 with Retry-After and `/health` says so."""
+    """Q49: `Local` lets decode compute the prompt, counted and told.
+
+    `Fail` is 503 with Retry-After and `/health` says so.
+    """
     local = await site(prefill=0)
     answer = await local.complete()
     assert answer.status_code == 200
@@ -144,7 +149,10 @@ async def test_a_decode_that_refuses_connections_is_replaced_with_the_same_param
 async def test_a_decode_that_fails_before_its_first_byte_costs_another_pair(
     site: MakeSite, fault: dict[str, Any], *, stream: bool
 ) -> None:
-    """A reset, 5xx or abort of decode before its first byte: both legs once more, on another pair, with new parameters."""
+    """A reset, 5xx or abort of decode before its first byte: both legs once more, on another pair.
+
+    With new parameters.
+    """
     here = await site(prefill=2, decode=2)
     here.decode[0].add_rule(leg="decode", **fault)
     for _ in range(6):
@@ -221,7 +229,7 @@ async def test_a_silent_decode_is_504(site: MakeSite) -> None:
     assert sum(len(engine.generations("decode")) for engine in here.decode) == 1
 
 
-# --- streams that break ------------------------------------------------------------------------------------------------
+# --- streams that break ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "fault",
     [
@@ -232,7 +240,10 @@ async def test_a_silent_decode_is_504(site: MakeSite) -> None:
     ],
 )
 async def test_a_stream_that_breaks_never_looks_whole(site: MakeSite, fault: dict[str, Any]) -> None:
-    """A break after the first byte ends with an error event or a broken transfer; `[DONE]` is only ever the engine's."""
+    """A break after the first byte ends with an error event or a broken transfer.
+
+    `[DONE]` is only ever the engine's.
+    """
     here = await site(decode=2)
     for engine in here.decode:
         engine.add_rule(leg="decode", **fault)
@@ -243,8 +254,7 @@ async def test_a_stream_that_breaks_never_looks_whole(site: MakeSite, fault: dic
             assert answer.status_code == 200
             async for piece in answer.aiter_text():
                 text += piece
-    except Exception as error:  # noqa: BLE001 - httpx has several for a broken transfer
-        assert type(error).__name__ in ("RemoteProtocolError", "ReadError")
+    except (httpx.RemoteProtocolError, httpx.ReadError):
         broken = True
     assert text
     assert "[DONE]" not in text
@@ -349,3 +359,13 @@ async def test_counts_end_at_zero_whatever_happens(site: MakeSite) -> None:
     counts = [len(engine.generations()) for engine in here.decode]
     assert sum(counts) == 60
     assert min(counts) >= 18
+
+
+async def test_an_engine_that_knows_no_health_route_is_alive(site: MakeSite) -> None:
+    """A probe that is answered 404 tells that somebody is there; 503 tells that the engine is dead."""
+    here = await site(decode=2)
+    here.decode[0].add_rule(path="/health$", status=404)
+    here.decode[1].add_rule(path="/health$", status=503)
+    await here.router._prober._ask(here.router.endpoints.all()[1])
+    await here.router._prober._ask(here.router.endpoints.all()[2])
+    assert {one.port for one in here.router.endpoints.snapshot().decode} == {here.decode[0].port}

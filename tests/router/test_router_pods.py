@@ -90,6 +90,13 @@ class ScriptedApi:
         found = self.objects.get(key)
         return web.json_response(found or {}, status=200 if found else 404)
 
+    def cut(self) -> None:
+        """Ends the connection of the newest watch."""
+        request = self.watches[-1]._req  # there is no public way to reset
+        assert request is not None
+        assert request.transport is not None
+        request.transport.abort()
+
     async def tell(self, kind: str, item: Json) -> None:
         await eventually(lambda: bool(self.watches))
         await self.watches[-1].write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
@@ -172,7 +179,10 @@ async def test_only_ready_owned_pods_are_endpoints(api: ScriptedApi) -> None:
 
 
 async def test_odd_pods_do_not_hide_the_others(api: ScriptedApi) -> None:
-    """Q68: pods without labels, with null labels, ports, conditions or metadata are skipped; twelve good ones are found."""
+    """Q68: pods without labels, with null labels, ports, conditions or metadata are skipped.
+
+    Twelve good ones are found.
+    """
     odd: list[Any] = [
         {"metadata": {"name": "a", "uid": "1"}},
         {"metadata": {"name": "b", "uid": "2", "labels": None}},
@@ -235,8 +245,7 @@ async def test_a_lost_event_is_made_good_by_the_next_list(
         if how == "error event":
             await api.tell("ERROR", {"kind": "Status", "code": 410})
         elif how == "cut":
-            transport = api.watches[-1]._req.transport
-            transport.abort()
+            api.cut()
         await eventually(lambda: names(told) == {"d2", "d3"})
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from e2e.cluster import Cluster
+    from pdpool_router.records import Endpoint
 
 pytestmark = pytest.mark.api
 Json = dict[str, Any]
@@ -138,7 +140,10 @@ async def serving(plane: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def test_pods_of_the_pool_serve_and_others_do_not(serving: Serving) -> None:
-    """Q53, Q100: ready pods of the pool's own Deployments serve; unready, draining, deleted and foreign ones get nothing."""
+    """Q53, Q100: ready pods of the pool's own Deployments serve; unready, draining.
+
+    Deleted and foreign ones get nothing.
+    """
     async with contextlib.AsyncExitStack() as stack:
         p = await stack.enter_async_context(Standin("prefill"))
         d = await stack.enter_async_context(Standin("decode"))
@@ -225,6 +230,10 @@ async def test_load_goes_on_while_pods_come_and_go(serving: Serving) -> None:
         assert set(codes) == {200}
 
 
+def count(told: list[int], found: list[Endpoint]) -> None:
+    told.append(len(found))
+
+
 async def test_a_router_started_again_finds_every_pod(serving: Serving) -> None:
     """Q68: each start finds all ready pods, whatever odd pod carries the pool's label."""
     name = serving.deployment("decode", 8000, replicas=6)
@@ -247,8 +256,8 @@ async def test_a_router_started_again_finds_every_pod(serving: Serving) -> None:
         told: list[int] = []
         source = from_mapping(serving.config()).endpoints.pods
         assert source is not None
-        task = asyncio.create_task(PodFeed(source, lambda found, told=told: told.append(len(found))).run())
-        await eventually(lambda told=told: bool(told) and told[-1] == 6, within_s=READY_S)
+        task = asyncio.create_task(PodFeed(source, partial(count, told)).run())
+        await eventually(partial(told.__contains__, 6), within_s=READY_S)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -28,7 +28,10 @@ async def test_the_answer_is_that_of_one_engine_that_does_both(site: MakeSite) -
 
 
 async def test_output_limits_and_streaming_belong_to_decode(site: MakeSite) -> None:
-    """Q41: prefill makes one token without streaming, decode gets the client's limits and nothing that was not there."""
+    """Q41: prefill makes one token without streaming.
+
+    Decode gets the client's limits and nothing that was not there.
+    """
     here = await site()
     await here.client.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT})
     chat = {
@@ -50,10 +53,14 @@ async def test_output_limits_and_streaming_belong_to_decode(site: MakeSite) -> N
 
 
 async def test_fields_of_others_reach_decode_untouched(site: MakeSite) -> None:
-    """Q44: unknown fields, a big integer, unicode keys and key order arrive as sent; prefill differs in named fields only."""
+    """Q44: unknown fields, a big integer, unicode keys and key order arrive as sent.
+
+    Prefill differs in named fields only.
+    """
     here = await site()
     text = (
-        '{"model":"tiny","messages":[{"role":"user","content":"h\\u00e9 \U0001f600"}],"seed":9007199254740993,"temperature":0.1,'
+        '{"model":"tiny","messages":[{"role":"user","content":"h\\u00e9 \U0001f600"}],"seed":9007199254740993,'
+        '"temperature":0.1,'
         '"chat_template_kwargs":{"enable_thinking":false},"return_token_ids":true,"x_vendor":{"a":[1,2]},"schl\u00fcssel":1e2,"max_tokens":3}'
     )
     answer = await here.client.post(
@@ -75,12 +82,10 @@ async def test_decode_gets_exactly_what_its_prefill_answered(site: MakeSite) -> 
     """The handoff parameters of one answer travel verbatim, and to one decode request only."""
     here = await site(prefill=2, decode=2)
     await asyncio.gather(*(here.complete(prompt=f"{number} {PROMPT}") for number in range(12)))
-    engines = {engine.engine.engine_id for engine in here.prefill} if hasattr(here.p.engine, "engine_id") else None
     sent = [one.json()["kv_transfer_params"] for engine in here.decode for one in engine.generations("decode")]
     assert len(sent) == 12
     assert len({one["remote_request_id"] for one in sent}) == 12
-    if engines is not None:
-        assert {one["remote_engine_id"] for one in sent} <= engines
+    assert len({one["remote_engine_id"] for one in sent}) == 2
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,10 @@ async def test_decode_gets_exactly_what_its_prefill_answered(site: MakeSite) -> 
 async def test_what_two_legs_cannot_serve_one_decode_engine_does(
     site: MakeSite, path: str, body: dict[str, Any], reason: str
 ) -> None:
-    """Q43: prompt_logprobs, echo, n > 1 and several prompts are served by one engine alone, without handoff parameters."""
+    """Q43: prompt_logprobs, echo, n > 1 and several prompts are served by one engine alone.
+
+    Without handoff parameters.
+    """
     here = await site()
     answer = await here.client.post(path, json={"model": "tiny", "max_tokens": 3, **body})
     assert answer.status_code == 200, (reason, answer.text)
@@ -142,7 +150,7 @@ async def test_what_only_the_router_may_say_is_dropped(site: MakeSite) -> None:
     here = await site()
     contacted: list[int] = []
 
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         contacted.append(1)
         writer.close()
 
@@ -189,7 +197,10 @@ async def test_what_only_the_router_may_say_is_dropped(site: MakeSite) -> None:
 
 
 async def test_request_ids_are_fresh_upstream_and_the_clients_own_downstream(site: MakeSite) -> None:
-    """Q66: equal ids of clients never meet in an engine; both legs of a request share one; odd ids come back harmless."""
+    """Q66: equal ids of clients never meet in an engine; both legs of a request share one.
+
+    Odd ids come back harmless.
+    """
     here = await site()
     answers = await asyncio.gather(
         *(

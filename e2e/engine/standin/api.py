@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -21,8 +22,8 @@ from e2e.engine.standin import tokens
 from e2e.engine.standin.config import VERSION
 from e2e.engine.standin.http import JSON_HEADERS, GoneError, Recorded, Reply
 from e2e.engine.standin.others import Messages, Responses
-from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.request import Asked, Body, Origin, Reader, RefusedError
+from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.shapes import DONE, Shape, encode, event, piece_text
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from e2e.engine.standin.script import Rule, Script
 
 Handler = Callable[[Recorded, Reply], Awaitable[None]]
+# After each event, whichever line ends it uses.
+_EVENT_END = re.compile(rb"(?<=\n\n)(?=.)|(?<=\r\n\r\n)(?=.)", re.DOTALL)
 TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 METRICS_HEADERS = ((b"content-type", b"text/plain; version=1.0.0; charset=utf-8"),)
 PERMISSION = {
@@ -144,7 +147,15 @@ class Api:
         headers = tuple((name.lower().encode(), value.encode()) for name, value in rule.headers.items())
         if not any(name == b"content-type" for name, _ in headers):
             headers = (*JSON_HEADERS, *headers)
-        await reply.send(status, b'{"id": "cmpl-broken", "choices": [{"te' if rule.invalid_json else body, headers)
+        if rule.invalid_json:
+            body = b'{"id": "cmpl-broken", "choices": [{"te'
+        if any(value.startswith(b"text/event-stream") for _, value in headers):
+            await reply.start(headers, status)
+            for piece in _EVENT_END.split(body):
+                await reply.chunk(piece)
+            await reply.end()
+        else:
+            await reply.send(status, body, headers)
         return True
 
     # Small routes

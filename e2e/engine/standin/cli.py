@@ -161,7 +161,11 @@ def config_from(arguments: Sequence[str], environment: Mapping[str, str]) -> Eng
     extra: dict[str, Any] = transfer.get("kv_connector_extra_config") or {}
     model = given.model or "Qwen/Qwen3-0.6B"
     block_tokens = given.block_size or plain.block_tokens
-    max_model_len = given.max_model_len if given.max_model_len not in {None, -1} else plain.max_model_len
+    asked_len = given.max_model_len if given.max_model_len not in {None, -1} else None
+    blocks = _blocks(given, block_tokens, asked_len or plain.max_model_len)
+    max_model_len = asked_len or min(plain.max_model_len, blocks * block_tokens)
+    if max_model_len > blocks * block_tokens:
+        built.error(f"max seq len ({max_model_len}) is larger than the KV cache ({blocks * block_tokens} tokens)")
     if transfer.get("kv_connector") and not transfer.get("kv_role"):
         built.error(
             "Please specify kv_role when kv_connector is set, supported roles are kv_producer, kv_consumer, kv_both"
@@ -178,7 +182,7 @@ def config_from(arguments: Sequence[str], environment: Mapping[str, str]) -> Eng
         side_channel_host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
         side_channel_port=int(environment.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")),
         block_tokens=block_tokens,
-        blocks=_blocks(given, block_tokens, max_model_len),
+        blocks=blocks,
         max_model_len=max_model_len,
         max_seqs=given.max_num_seqs or plain.max_seqs,
         prefix_caching=given.enable_prefix_caching is not False,

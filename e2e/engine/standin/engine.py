@@ -10,8 +10,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import metrics
-from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome, Rank
+from e2e.engine.standin.rank import Rank
 from e2e.engine.standin.request import Job, RefusedError
+from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -140,7 +141,7 @@ class Engine:
     async def release_remote(self, transfer: Any) -> None:
         """A request with these parameters was refused: tell prefill, so that it need not wait for its lease's end."""
         if isinstance(transfer, dict) and transfer.get("do_remote_prefill"):
-            await self.ranks[0].free_remote(transfer)
+            await self.ranks[0].handover.free(transfer)
 
     def load_adapter(self, name: str, path: str) -> None:
         """Add a LoRA adapter."""

@@ -6,10 +6,16 @@ Boundary: framing, recording and the faults that concern bytes (`script.Rule`); 
 from __future__ import annotations
 
 import asyncio
+import functools
+import gzip
 import socket
 import struct
+import time
+import traceback
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,9 +29,16 @@ if TYPE_CHECKING:
 Application = Callable[["Recorded", "Reply"], Awaitable[None]]
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 JSON_HEADERS = ((b"content-type", b"application/json"),)
+GZIP_HEADER = (b"content-encoding", b"gzip")
+GZIP_WINDOW = 31
 SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"),)
 # What uvicorn's connections do: wait this long for a next request, longer than any client's pool should.
 KEEP_ALIVE_S = 75.0
+
+
+@functools.lru_cache(maxsize=2)
+def _common_headers(second: int) -> bytes:
+    return b"date: %b\r\nserver: uvicorn\r\nvary: Origin\r\n" % formatdate(second, usegmt=True).encode()
 
 
 class Recorded:
@@ -85,12 +98,12 @@ class GoneError(Exception):
 class Reply:
     """The answer to one request; applies what the rule says about bytes."""
 
-    __slots__ = ("_connection", "_keep_alive", "_streaming", "recorded", "rule")
+    __slots__ = ("_compressor", "_connection", "_keep_alive", "recorded", "rule")
 
     def __init__(self, connection: Connection, recorded: Recorded, *, keep_alive: bool) -> None:
         self._connection = connection
         self._keep_alive = keep_alive
-        self._streaming = False
+        self._compressor: zlib._Compress | None = None
         self.recorded = recorded
         self.rule: Rule | None = None
 
@@ -101,7 +114,7 @@ class Reply:
 
     def _head(self, status: int, headers: tuple[tuple[bytes, bytes], ...], framing: bytes) -> bytes:
         self.recorded.status = status
-        lines = [b"HTTP/1.1 %d %s\r\nserver: uvicorn\r\n" % (status, _REASONS.get(status, b"Unknown"))]
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, _REASONS.get(status, b"Unknown")), _common_headers(int(time.time()))]
         lines += [b"%s: %s\r\n" % header for header in headers]
         if not self._keep_alive:
             lines.append(b"connection: close\r\n")
@@ -110,6 +123,8 @@ class Reply:
 
     async def send(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS) -> None:
         """Send a whole answer."""
+        if self._compresses():
+            body, headers = gzip.compress(body), (*headers, GZIP_HEADER)
         head = self._head(status, headers, b"content-length: %d\r\n\r\n" % len(body))
         if self.rule is None:
             await self._connection.write(self.recorded, head + body)
@@ -122,7 +137,9 @@ class Reply:
 
     async def start(self, headers: tuple[tuple[bytes, bytes], ...] = SSE_HEADERS, status: int = 200) -> None:
         """Send the head of a chunked answer."""
-        self._streaming = True
+        if self._compresses():
+            self._compressor = zlib.compressobj(wbits=GZIP_WINDOW)
+            headers = (*headers, GZIP_HEADER)
         head = self._head(status, headers, b"transfer-encoding: chunked\r\n\r\n")
         if self.rule is None:
             await self._connection.write(self.recorded, head)
@@ -133,6 +150,8 @@ class Reply:
 
     async def chunk(self, payload: bytes) -> None:
         """Send one piece of a chunked answer."""
+        if self._compressor is not None:
+            payload = self._compressor.compress(payload) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
         if self.rule is not None:
             if self.rule.delay_chunk_s:
                 await self._connection.sleep(self.rule.delay_chunk_s)
@@ -142,8 +161,15 @@ class Reply:
 
     async def end(self) -> None:
         """End a chunked answer."""
+        if self._compressor is not None:
+            last = self._compressor.flush(zlib.Z_FINISH)
+            await self._connection.write(self.recorded, b"%x\r\n%b\r\n" % (len(last), last))
         await self._connection.write(self.recorded, b"0\r\n\r\n")
         self._end()
+
+    def _compresses(self) -> bool:
+        asked = self.rule is not None and self.rule.gzip_if_asked
+        return asked and "gzip" in (self.recorded.header("accept-encoding") or "")
 
     def reset(self) -> None:
         """Tear the connection down with RST."""
@@ -290,6 +316,11 @@ class Connection(asyncio.Protocol):
                 await self._application(reply.recorded, reply)
         except GoneError:
             self.close()
+        except Exception:
+            # A defect of the stand-in itself: say so loudly, and let the client see a broken connection.
+            traceback.print_exc()
+            self.close()
+            raise
         finally:
             self._task = None
 

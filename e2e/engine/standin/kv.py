@@ -94,20 +94,20 @@ class BlockPool:
         self.block_tokens = block_tokens
         self.size = blocks
         self.caching = caching
-        # Block 0 is never used, as in vLLM.
-        self._blocks = [Block(number) for number in range(blocks + 1)]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks + 1))
+        # Block 0 is never used, as in vLLM. Blocks come into being when first taken: a pool must cost nothing to make.
+        self._blocks = [Block(0)]
+        self._released: OrderedDict[int, None] = OrderedDict()
         self._cached: dict[int, dict[int, None]] = {}
 
     @property
     def free(self) -> int:
         """How many blocks no request uses."""
-        return len(self._free)
+        return len(self._released) + self.size - (len(self._blocks) - 1)
 
     @property
     def usage(self) -> float:
         """The share of blocks that requests use, 0 to 1."""
-        return 1.0 - len(self._free) / self.size
+        return 1.0 - self.free / self.size
 
     def hit(self, keys: list[int]) -> list[Block]:
         """The cached blocks of the longest prefix of `keys`; they are not taken yet."""
@@ -126,21 +126,28 @@ class BlockPool:
             OutOfBlocksError: nothing was taken.
         """
         idle_hits = sum(1 for block in hits if block.users == 0)
-        if fresh + idle_hits > len(self._free):
+        if fresh + idle_hits > self.free:
             raise OutOfBlocksError
         for block in hits:
             if block.users == 0:
-                del self._free[block.number]
+                del self._released[block.number]
             block.users += 1
         taken = []
         for _ in range(fresh):
-            number, _none = self._free.popitem(last=False)
-            block = self._blocks[number]
-            if block.key is not None:
-                self._evict(block, events)
+            block = self._unused(events)
             block.users = 1
             taken.append(block)
         return taken
+
+    def _unused(self, events: list[Event]) -> Block:
+        """A block without content: a new one while there are any, else the least recently used."""
+        if len(self._blocks) <= self.size:
+            self._blocks.append(Block(len(self._blocks)))
+            return self._blocks[-1]
+        number, _ = self._released.popitem(last=False)
+        if self._blocks[number].key is not None:
+            self._evict(self._blocks[number], events)
+        return self._blocks[number]
 
     def _evict(self, block: Block, events: list[Event]) -> None:
         assert block.key is not None
@@ -162,11 +169,11 @@ class BlockPool:
         for block in reversed(blocks):
             block.users -= 1
             if block.users == 0:
-                self._free[block.number] = None
+                self._released[block.number] = None
 
     def clear(self) -> bool:
         """Forget all cached blocks; False, without effect, while any is in use."""
-        if len(self._free) != self.size:
+        if self.free != self.size:
             return False
         for block in self._blocks:
             block.key = block.content = None

@@ -73,6 +73,8 @@ class Metrics:
         self._values: dict[tuple[str, str], float] = dict(_CONSTANT)
         self._histograms = {family.name: Histogram(family.buckets) for family in FAMILIES if family.type == "histogram"}
         self.info: dict[str, dict[str, str]] = {}
+        # By name without `vllm:`: a value shown instead of the true one, or None to leave the family out.
+        self.forced: dict[str, float | None] = {}
 
     def add(self, name: str, value: float = 1, label: str = "") -> None:
         """Add to a counter or gauge."""
@@ -97,6 +99,7 @@ class Metrics:
         return {
             family.name: list(self._lines(family, own | {"engine": str(rank)} if family.engine else own))
             for family in self._families
+            if self.forced.get(family.name.removeprefix(PREFIX), 0.0) is not None
         }
 
     def _lines(self, family: Family, own: dict[str, str]) -> Iterable[str]:
@@ -108,6 +111,8 @@ class Metrics:
                 yield f"{family.name}{_labels(own | labels | self.info[family.name])} 1.0"
                 continue
             value = self._values.get((family.name, next(iter(labels.values()), "")), 0.0)
+            forced = self.forced.get(family.name.removeprefix(PREFIX))
+            value = value if forced is None else forced
             yield f"{family.name}{_labels(own | labels)} {_number(value)}"
 
     def _histogram_lines(self, family: Family, own: dict[str, str]) -> Iterable[str]:

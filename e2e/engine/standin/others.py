@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import tokens
-from e2e.engine.standin.rank import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.request import Asked, Body, invalid
+from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.shapes import answer_text, encode, piece_text
 
 if TYPE_CHECKING:

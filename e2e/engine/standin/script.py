@@ -36,7 +36,8 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     # Instead of the answer
     status: int | None = None
     headers: dict[str, str] = {}
-    body: str | None = None  # default for an error status: an error of vLLM's shape
+    body: str | None = None  # default: an error of vLLM's shape; as text/event-stream it is sent event by event
+    gzip_if_asked: bool = False  # as a proxy in between might
     never_answer: bool = False
     invalid_json: bool = False
     # How bytes travel

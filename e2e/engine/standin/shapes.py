@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from e2e.engine.standin import tokens
-from e2e.engine.standin.rank import Outcome
+from e2e.engine.standin.sequence import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

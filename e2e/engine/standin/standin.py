@@ -94,6 +94,11 @@ class Standin:
         """Change how long work takes (`script.Pace`)."""
         self.engine.pace = Pace(**fields)
 
+    def force_metrics(self, **values: float | None) -> None:
+        """Show these values (names without `vllm:`) whatever is true; None leaves out; none given: the truth."""
+        for rank in self.engine.ranks:
+            rank.metrics.forced = dict(values)
+
     async def start(self) -> None:
         """Open everything; the API's port as the start-up script says."""
         await self.engine.open()
@@ -198,6 +203,8 @@ class Standin:
         match recorded.method, recorded.path:
             case "PUT", "/pace":
                 self.engine.pace = msgspec.json.decode(recorded.body, type=Pace)
+            case "PUT", "/metrics":
+                self.force_metrics(**msgspec.json.decode(recorded.body, type=dict[str, float | None]))
             case "PUT", "/listener":
                 await (self.open_listener() if msgspec.json.decode(recorded.body)["open"] else self.close_listener())
             case "POST", "/reset_connections":

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
 _STOP_TIMEOUT_S: Final = 10.0
+_LOGIN_TIMEOUT_S: Final = 10.0
 
 Deliver = Callable[[Resource, str | None, Json], None]
 """Kind, type of the event (None: listed), object."""
@@ -70,9 +71,12 @@ class Watches:
         """One life of kopf; ends with its end, or when a kind is gone from the API server, or new there."""
         loop = asyncio.get_running_loop()
         kinds = self._relist.serving
-        thread = _Thread(
-            lambda *event: _call(loop, self._deliver, *event), self._namespace, await self._kube.login(), kinds
-        )
+
+        def login() -> Login:
+            # Asked for again when credentials were refused: tokens of pods are renewed in place.
+            return asyncio.run_coroutine_threadsafe(self._kube.login(), loop).result(_LOGIN_TIMEOUT_S)
+
+        thread = _Thread(lambda *event: _call(loop, self._deliver, *event), self._namespace, login, kinds)
         running = loop.run_in_executor(None, thread.run)
         changed = asyncio.create_task(self._relist.until(lambda serving: serving != kinds))
         try:
@@ -98,7 +102,9 @@ def _call(loop: asyncio.AbstractEventLoop, function: Deliver, *event: Any) -> No
 class _Thread:
     """kopf with an event loop of its own."""
 
-    def __init__(self, deliver: Deliver, namespace: str | None, login: Login, kinds: frozenset[Resource]) -> None:
+    def __init__(
+        self, deliver: Deliver, namespace: str | None, login: Callable[[], Login], kinds: frozenset[Resource]
+    ) -> None:
         self._deliver = deliver
         self._namespace = namespace
         self._login = login
@@ -136,18 +142,19 @@ class _Thread:
         )
 
 
-def _registry(deliver: Deliver, login: Login, kinds: frozenset[Resource]) -> kopf.OperatorRegistry:
+def _registry(deliver: Deliver, login: Callable[[], Login], kinds: frozenset[Resource]) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    def _login(**_: Any) -> kopf.ConnectionInfo:
+    def _login(**_: Any) -> kopf.ConnectionInfo:  # sync: kopf runs it in a thread, where it may wait
+        found = login()
         return kopf.ConnectionInfo(
-            server=login.server,
-            ca_path=login.ca_path,
-            token=login.token,
-            certificate_path=login.certificate_path,
-            private_key_path=login.private_key_path,
-            insecure=login.insecure,
+            server=found.server,
+            ca_path=found.ca_path,
+            token=found.token,
+            certificate_path=found.certificate_path,
+            private_key_path=found.private_key_path,
+            insecure=found.insecure,
         )
 
     for resource in kinds:

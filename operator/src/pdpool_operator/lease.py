@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from pdpool_operator.kube import ApiError, Kube
+from pdpool_operator.kube import ApiError, ForbiddenError, Kube, RejectedError
 from pdpool_operator.records import LEASES, Json
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Election:
         self._seen: tuple[Any, ...] = ()
         self._seen_at = clock()
         self._good_at = float("-inf")
+        self._waiting_for = ""
         self.leading = False
 
     async def run(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -122,8 +123,11 @@ class Election:
         try:
             async with asyncio.timeout(self._timing.step_timeout_s):
                 held = await self._take(began)
+        except (ForbiddenError, RejectedError) as fault:  # it will not pass by itself: somebody has to know
+            _log.warning("the Lease is refused", fault=str(fault))
+            return False
         except (ApiError, TimeoutError) as fault:
-            _log.debug("lease step failed", fault=str(fault))
+            _log.debug("lease step failed", fault=str(fault) or type(fault).__name__)
             return False
         if held:
             self._good_at = began
@@ -144,6 +148,9 @@ class Election:
         spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder not in ("", self._identity) and now - self._seen_at < self._timing.expire_s:
+            if holder != self._waiting_for:
+                _log.info("standing by", holder=holder)
+                self._waiting_for = holder
             return False
         # The object that was read goes back: its resourceVersion makes one of two candidates lose.
         self._note(await self._kube.replace(LEASES, self._namespace, {**lease, "spec": self._record(spec)}), now)

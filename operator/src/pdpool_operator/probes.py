@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from pdpool_operator import telemetry
+from pdpool_operator.records import WATCHED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -40,7 +41,8 @@ class Probes:
     async def ready(self, _request: web.Request) -> web.Response:
         """200 when every kind was listed once, and again within the last two minutes."""
         if not self._cluster.complete:
-            return web.Response(status=503, text="not every kind was listed yet\n")
+            missing = ", ".join(str(each) for each in WATCHED if each not in self._relist.serving)
+            return web.Response(status=503, text=f"not listed yet: {missing}\n")
         if self._stale():
             return web.Response(status=503, text=f"nothing could be listed for {STALE_S:.0f} s\n")
         return web.Response(text="ok\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -51,6 +52,9 @@ async def _serve(chosen: Settings) -> None:
         await router.start(chosen.host, chosen.port, chosen.admin_port)
     except OSError as fault:
         raise SystemExit(f"pdpool-router: {fault}") from fault
+    # What was loaded by now lives as long as the process: the collector need not walk it again under load.
+    gc.collect()
+    gc.freeze()
     watching = None
     if chosen.file is not None:
         watching = loop.create_task(watch(chosen.file, chosen.config, router.configure))

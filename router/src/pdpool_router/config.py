@@ -59,8 +59,12 @@ def read(file: Path) -> RouterConfig:
     Raises:
         ConfigError: it cannot be read, or is refused.
     """
+    return parse(_text(file))
+
+
+def _text(file: Path) -> str:
     try:
-        return parse(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise ConfigError(f"{file}: {fault}") from fault
 
@@ -70,17 +74,21 @@ async def watch(file: Path, current: RouterConfig, apply: Callable[[RouterConfig
 
     The content is compared, not a time: a mounted ConfigMap changes by a symbolic link whose target may be older.
     """
-    refused = ""
+    seen = ""
     while True:
         await asyncio.sleep(POLL_S)
         try:
+            text = _text(file)
+        except ConfigError as fault:
+            text = str(fault)
+        if text == seen:
+            continue
+        seen = text
+        try:
             new = read(file)
         except ConfigError as fault:
-            if str(fault) != refused:
-                refused = str(fault)
-                _log.error("configuration refused, the old one stays", file=str(file), reason=refused)
+            _log.error("configuration refused, the old one stays", file=str(file), reason=str(fault))
             continue
-        refused = ""
         if new != current:
             current = new
             apply(new)

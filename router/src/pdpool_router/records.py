@@ -28,11 +28,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     """What prefill and decode must share; only endpoints of one revision are paired."""
     draining: bool = False
     """It finishes what it has and gets nothing new."""
+    authority: str = ""
+    """`host:port` as in a URL, IPv6 hosts in brackets; follows from the two, and is kept because each leg needs it."""
 
-    @property
-    def authority(self) -> str:
-        """`host:port` as in a URL, IPv6 hosts in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    def __post_init__(self) -> None:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        msgspec.structs.force_setattr(self, "authority", f"{host}:{self.port}")
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -62,6 +63,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     max_local_prefills: int
     local_allowed: bool
     """`routing.onPrefillUnavailable` is `Local`."""
+    one_revision: bool = False
+    """All endpoints are known to be of one revision, so that any pair fits."""
 
 
 class Way(StrEnum):

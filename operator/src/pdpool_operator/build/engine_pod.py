@@ -5,6 +5,7 @@ Boundary: pure; how the engine itself is started is the engine's own package. Se
 
 from __future__ import annotations
 
+from posixpath import normpath
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import accelerators, hardware, names
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 CONTAINER: Final = "engine"
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
-_SHM_VOLUME: Final = "shm"
-_CACHE_VOLUME: Final = "model-cache"
+_SHM_VOLUME: Final = "pdpool-shm"
+_CACHE_VOLUME: Final = "pdpool-models"
 _IPC_LOCK: Final = "IPC_LOCK"
 
 
@@ -129,14 +130,14 @@ def _one_zone(pool: InferencePool) -> Json:
 
 def _shm_volume(spec: InferencePoolSpec, role: RoleSpec) -> list[Json]:
     """Shared memory of the ranks; none where the author provides /dev/shm."""
-    if _provides(role, names.SHM_PATH, _SHM_VOLUME):
+    if _provides(role, names.SHM_PATH):
         return []
     return [{"name": _SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": str(spec.engine.shm_size)}}]
 
 
 def _cache_volume(spec: InferencePoolSpec, role: RoleSpec) -> list[Json]:
     """Where downloads are kept; none where nothing is downloaded, or the author mounts something there."""
-    if not spec.model.has_cache or _provides(role, names.MODEL_CACHE_PATH, _CACHE_VOLUME):
+    if not spec.model.has_cache or _provides(role, names.MODEL_CACHE_PATH):
         return []
     cache = spec.model.cache
     source: Json = {"emptyDir": {}}
@@ -149,8 +150,6 @@ def _cache_volume(spec: InferencePoolSpec, role: RoleSpec) -> list[Json]:
     return [{"name": _CACHE_VOLUME, **source}]
 
 
-def _provides(role: RoleSpec, path: str, volume: str) -> bool:
-    """True when the author mounts something at the path, or names a volume as we would."""
-    return any(mount["mountPath"].rstrip("/") == path for mount in role.template.volume_mounts) or any(
-        each["name"] == volume for each in role.template.volumes
-    )
+def _provides(role: RoleSpec, path: str) -> bool:
+    """True when the author mounts something at the path."""
+    return any(normpath(mount["mountPath"]) == path for mount in role.template.volume_mounts)

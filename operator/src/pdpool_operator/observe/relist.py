@@ -14,7 +14,7 @@ import structlog
 
 from pdpool_api import names
 from pdpool_operator.kube import ApiError, ForbiddenError, Kube, NotFoundError
-from pdpool_operator.records import OPTIONAL_RESOURCES, POOLS, REQUIRED, WATCHED, PoolRef, Resource
+from pdpool_operator.records import OPTIONAL_RESOURCES, POOLS, WATCHED, PoolRef, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,13 +53,14 @@ class Relist:
         self._clock = clock
         self._hurry = asyncio.Event()
         self._serving: frozenset[Resource] = frozenset()
+        self._good = False
         self._changed = asyncio.Condition()
         self.good_at = float("-inf")
         """When (by `clock`) the last complete round ended."""
 
     @property
     def serving(self) -> frozenset[Resource]:
-        """Kinds that could be listed in the last round."""
+        """Kinds that were listed once and have not been found missing since."""
         return self._serving
 
     async def until(self, condition: Callable[[frozenset[Resource]], bool]) -> None:
@@ -84,40 +85,34 @@ class Relist:
 
     async def _round(self) -> bool:
         # After a failure the server's cache may be behind: then the consistent, dearer list.
-        consistent = not self._serving.issuperset(REQUIRED)
-        results = await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
-        serving = frozenset(resource for resource, good in zip(WATCHED, results, strict=True) if good)
-        good = serving.issuperset(REQUIRED)
-        if good:
+        consistent, self._good = not self._good, True
+        await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
+        if self._good:
             self.good_at = self._clock()
-        if serving != self._serving:
-            async with self._changed:
-                self._serving = serving
-                self._changed.notify_all()
-        return good
+        return self._good
 
-    async def _one(self, resource: Resource, *, consistent: bool) -> bool:
+    async def _one(self, resource: Resource, *, consistent: bool) -> None:
         try:
             listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
-        except NotFoundError:
-            if resource in OPTIONAL_RESOURCES:
-                self._lack(resource)
-            else:
-                _log.warning("kind is not installed", resource=str(resource))
-            return False
-        except ForbiddenError as fault:
-            if resource in OPTIONAL_RESOURCES:
-                self._lack(resource)
-            _log.warning("list failed", resource=str(resource), fault=str(fault))
-            return False
         except ApiError as fault:
+            if resource in OPTIONAL_RESOURCES and isinstance(fault, NotFoundError | ForbiddenError):
+                # A kind that may be absent, or that this operator may not use, is done without.
+                for ref in self._cluster.lack(resource):
+                    self._wake(ref)
+                await self._note(resource, serving=False)
+                return
+            self._good = False
             _log.warning("list failed", resource=str(resource), fault=str(fault))
-            return False
+            if isinstance(fault, NotFoundError):
+                await self._note(resource, serving=False)
+            return
         for ref in self._cluster.replace(resource, listing.items, listing.version, consistent=consistent):
             self._wake(ref)
-        return True
+        await self._note(resource, serving=True)
 
-    def _lack(self, resource: Resource) -> None:
-        """A kind that may be absent, or that this operator may not use, is done without."""
-        for ref in self._cluster.lack(resource):
-            self._wake(ref)
+    async def _note(self, resource: Resource, *, serving: bool) -> None:
+        if (resource in self._serving) is serving:
+            return
+        async with self._changed:
+            self._serving = self._serving | {resource} if serving else self._serving - {resource}
+            self._changed.notify_all()

@@ -39,28 +39,24 @@ _JSON: Final = b"content-type: application/json\r\n"
 class Exchange:
     """A request and its answer on one connection."""
 
-    __slots__ = (
-        "_connection",
-        "arrived_s",
-        "begun",
-        "body",
-        "body_bytes",
-        "body_limit",
-        "chunked",
-        "client_id",
-        "content_length",
-        "engine_id",
-        "expects_continue",
-        "headers",
-        "keep_alive",
-        "method",
-        "model",
-        "path",
-        "prefill",
-        "refusal",
-        "status",
-        "write",
-    )
+    # Defaults stand on the class: most requests change few of them, and setting each costs on every request.
+    body = b""
+    body_limit = 0
+    content_length = -1
+    expects_continue = False
+    keep_alive = True
+    chunked = True
+    refusal: Fault | None = None
+    """Why the request is not served, known before it was whole."""
+    arrived_s = 0.0
+    begun = False
+    status = 0
+    model = "other"
+    client_id = b""
+    """What the client calls the request; goes back to it."""
+    engine_id = b""
+    """What both engines call it."""
+    prefill: str = "none"
 
     def __init__(self, connection: Connection, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
         self._connection = connection
@@ -69,24 +65,7 @@ class Exchange:
         """The path as it was sent, without the query; never decoded, so that no spelling reaches another route."""
         self.headers = headers
         """By name in lower case; a repeated one is joined by commas."""
-        self.body = b""
         self.body_bytes: list[bytes] = []
-        self.body_limit = 0
-        self.content_length = -1
-        self.expects_continue = False
-        self.keep_alive = True
-        self.chunked = True
-        self.refusal: Fault | None = None
-        """Why the request is not served, known before it was whole."""
-        self.arrived_s = 0.0
-        self.begun = False
-        self.status = 0
-        self.model = "other"
-        self.client_id = b""
-        """What the client calls the request; goes back to it."""
-        self.engine_id = b""
-        """What both engines call it."""
-        self.prefill: str = "none"
         self.write = connection.write
 
     # --- answers -------------------------------------------------------------------------------------------------

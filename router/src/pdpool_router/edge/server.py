@@ -48,6 +48,7 @@ LINGER_S: Final = 5.0
 STALLED_WRITE_S: Final = 300.0
 PROBE_S: Final = 1.0
 _NONE: Final = b""
+_FRAMING: Final = (b"content-length", b"transfer-encoding", b"connection")
 
 
 class Application(Protocol):
@@ -71,11 +72,13 @@ class Connection(asyncio.Protocol):
         "_header_count",
         "_headers",
         "_lingers_until_s",
+        "_offered",
         "_parser",
         "_paused_since_s",
         "_probed_s",
         "_queue",
         "_reading_paused",
+        "_resumed",
         "_sealed",
         "_server",
         "_since_s",
@@ -109,6 +112,8 @@ class Connection(asyncio.Protocol):
         self._probed_s = 0.0
         # of the request being read
         self._current: Exchange | None = None
+        self._offered: Exchange | None = None  # it offers another protocol, and llhttp stops after its head
+        self._resumed: Exchange | None = None  # the same, while its body is read
         self._target: bytes | None = None
         self._headers: dict[bytes, bytes] = {}
         self._header_count = 0
@@ -206,14 +211,27 @@ class Connection(asyncio.Protocol):
                 try:
                     self._parser.feed_data(data)
                 except httptools.HttpParserUpgrade as upgrade:
-                    # No other protocol is spoken here; what follows is read as HTTP/1.1.
-                    data = data[upgrade.args[0] :]
+                    data = self._not_upgraded(data[upgrade.args[0] :])
                     if data and not self._sealed:
                         continue
                 return
         except httptools.HttpParserError:
             if not self._sealed:
                 self._refuse(BadRequest("The request is not valid HTTP/1.1."))
+
+    def _not_upgraded(self, rest: bytes) -> bytes:
+        """Goes on in HTTP/1.1 after a request that offers another protocol, which llhttp takes for the end of HTTP.
+
+        A fresh parser gets what frames the request's body, and then what followed the head.
+        """
+        exchange = self._offered
+        self._offered = None
+        self._parser = httptools.HttpRequestParser(self)
+        if exchange is None or self._sealed:
+            return rest
+        framing = [b"%b: %b\r\n" % (name, exchange.headers[name]) for name in _FRAMING if name in exchange.headers]
+        self._resumed = exchange
+        return b"POST / HTTP/1.1\r\nhost: -\r\n%b\r\n%b" % (b"".join(framing), rest)
 
     def on_message_begin(self) -> None:
         """Called by the parser."""
@@ -246,6 +264,9 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         if self._sealed:
+            return
+        if self._resumed is not None:
+            self._current, self._resumed = self._resumed, None
             return
         parser = self._parser
         target = self._target or _NONE
@@ -310,6 +331,9 @@ class Connection(asyncio.Protocol):
         self._current = None
         self._target = None
         if exchange is None or self._sealed:
+            return
+        if self._offered is None and self._parser.should_upgrade() and exchange.method != b"CONNECT":
+            self._offered = exchange  # its body is still to come
             return
         pieces = exchange.body_bytes
         if pieces:

@@ -26,7 +26,7 @@ class Pinger(Protocol):
     """Asks one engine."""
 
     async def healthy(self, endpoint: Endpoint, timeout_s: float) -> bool:
-        """Whether `GET /health` is answered 200.
+        """Whether `GET /health` is answered, and not by 5xx.
 
         Raises:
             EngineFault: it is not answered.

@@ -141,6 +141,19 @@ class Chunks:
         self.at_boundary = True
         """The bytes so far end between two chunks: another chunk could stand here."""
 
+    def single(self, wire: bytes) -> bytes | None:
+        """The payload where `wire` is exactly one whole chunk between two chunks; else None, and nothing is changed.
+
+        This is what nearly every read of a stream is, and it takes a fraction of what `feed` does.
+        """
+        if not self.at_boundary or wire[-2:] != b"\r\n":
+            return None
+        start = wire.find(b"\n", 0, _MAX_SIZE_DIGITS + 2) + 1
+        if not start:
+            return None
+        size = _chunk_size(wire[: start - 1])
+        return wire[start:-2] if size and start + size + 2 == len(wire) else None
+
     def feed(  # noqa: C901, PLR0912, PLR0915 - one flat loop: it runs for every read of every stream
         self, wire: bytes, pos: int, pieces: list[bytes]
     ) -> int:
@@ -219,6 +232,7 @@ def _bounded(line: bytes) -> bytes:
     return line
 
 
+@lru_cache(maxsize=4096)
 def _chunk_size(line: bytes) -> int:
     """Size told by a line `hex [;extension] CR`."""
     if line[-1:] != b"\r":

@@ -193,9 +193,10 @@ class Forwarder:
         return found
 
     def _place(self, request: Request, revision: str) -> Endpoint | None:
-        if request.revision != revision:
+        snapshot = self._endpoints.snapshot()
+        if not snapshot.one_revision:
             request = msgspec.structs.replace(request, revision=revision)
-        return self.policy.place(request, None, self._endpoints.snapshot(), monotonic(), self._rng)
+        return self.policy.place(request, None, snapshot, monotonic(), self._rng)
 
     def _another_pair(self, request: Request, prefill: Endpoint | None, decode: Endpoint) -> _AnotherPair | None:
         """The request again without the pair that failed; where that leaves none, without one of the two."""
@@ -379,7 +380,7 @@ class Forwarder:
             raise _status_fault(status)
         if status == _OK:
             usage = legs.usage(answer.body)
-            if legs.UNFINISHED.search(answer.body):
+            if legs.unfinished(answer.body):
                 raise EngineAborted(
                     "The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0
                 )

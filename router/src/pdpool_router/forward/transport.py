@@ -26,7 +26,7 @@ IDLE_KEPT_S: Final = 30.0
 STALE_AFTER_S: Final = 1.0
 """Engines end connections that are idle for seconds, never for less."""
 _NO_BODY_BEFORE: Final = 200
-_OK: Final = 200
+_SERVER_ERROR: Final = 500
 
 
 class StaleConnectionError(Exception):
@@ -94,6 +94,7 @@ class Upstream(asyncio.Protocol):
         "_head",
         "_idled_s",
         "_left",
+        "_looked_late",
         "_lost",
         "_owner",
         "_poller",
@@ -103,6 +104,7 @@ class Upstream(asyncio.Protocol):
         "endpoint",
         "heard_s",
         "idle_s",
+        "once",
         "paused",
         "was_at_chunk_boundary",
     )
@@ -119,12 +121,15 @@ class Upstream(asyncio.Protocol):
         self._idled_s = 0.0
         self._left = 0
         self._lost = False
+        self._looked_late = False
         self.paused = False
         self.was_at_chunk_boundary = True
         """The bytes before the present read ended between two chunks."""
         self.heard_s = 0.0
         self.deadline_s = 0.0
         self.idle_s = 0.0
+        self.once = False
+        """It was said to the engine that nothing follows, whether or not the answer repeats it."""
 
     # --- the caller's side ---------------------------------------------------------------------------------------
     def send(self, request: bytes, receiver: Receiver, *, total_s: float, idle_s: float) -> None:
@@ -171,7 +176,12 @@ class Upstream(asyncio.Protocol):
 
     def expire_if_late(self, now_s: float) -> None:
         """Gives up an engine that is past its time; time blocked by the client does not count as silence."""
-        if now_s > self.deadline_s or (not self.paused and now_s - self.heard_s > self.idle_s):
+        if now_s <= self.deadline_s and (self.paused or now_s - self.heard_s <= self.idle_s):
+            self._looked_late = False
+        elif not self._looked_late:
+            # Looked at once more: where this process itself was held up, the answer may lie unread.
+            self._looked_late = True
+        else:
             self._fail(EngineTimedOut("The engine did not answer in time."))
             self.abandon()
 
@@ -202,6 +212,12 @@ class Upstream(asyncio.Protocol):
             return
         now_s = self.heard_s = monotonic()
         try:
+            if self._chunks is not None:
+                payload = self._chunks.single(data)
+                if payload is not None:
+                    self.was_at_chunk_boundary = True
+                    self._receiver.on_body(data, payload, now_s, last=False)
+                    return
             if self._head is None:
                 self._on_head_bytes(data, now_s)
             else:
@@ -304,7 +320,7 @@ class Upstream(asyncio.Protocol):
         self._chunks = None
         if self.paused:
             self.resume()
-        if head.keep_alive and not self._lost:
+        if head.keep_alive and not self._lost and not self.once:
             self._owner.keep(self, now_s)
         else:
             self._owner.busy.discard(self)
@@ -370,7 +386,7 @@ class Transport:
         return None
 
     async def healthy(self, endpoint: Endpoint, timeout_s: float) -> bool:
-        """Whether `GET /health` is answered 200 within `timeout_s`.
+        """Whether `GET /health` is answered within `timeout_s`, and not by 5xx.
 
         Raises:
             EngineFault: it is not answered.
@@ -379,9 +395,10 @@ class Transport:
         request = b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % endpoint.authority.encode()
         receiver = _StatusOnly()
         upstream = await self._dial(endpoint, timeout_s)
+        upstream.once = True
         try:
             upstream.send(request, receiver, total_s=timeout_s, idle_s=0)
-            return await receiver.done == _OK
+            return await receiver.done < _SERVER_ERROR
         finally:
             upstream.abandon_for(receiver)
 

@@ -31,7 +31,7 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
     if request.whole_reason:
         return Candidates(Way.NONE, decode, request.whole_reason)
     prefill = usable(snapshot.prefill, request)
-    if prefill:
+    if prefill and not snapshot.one_revision:
         revisions = {endpoint.revision for endpoint in decode}
         if len(revisions) > 1 or any(endpoint.revision not in revisions for endpoint in prefill):
             prefill = tuple(endpoint for endpoint in prefill if endpoint.revision in revisions)
@@ -48,6 +48,8 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
 def partners(request: Request, snapshot: Snapshot) -> tuple[Endpoint, ...]:
     """Decode endpoints that may follow the prefill endpoint; may be empty."""
     decode = usable(snapshot.decode, request)
+    if snapshot.one_revision:
+        return decode
     revision = request.revision
     for endpoint in decode:
         if endpoint.revision != revision:

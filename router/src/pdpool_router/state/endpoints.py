@@ -48,11 +48,11 @@ class Endpoints:
         for uid, endpoint in old.items():
             if uid not in new:
                 self._leaving[uid] = endpoint
-                self.health.forget(uid)
                 for callback in self._gone:
                     callback(endpoint)
         for uid in new:
             self._leaving.pop(uid, None)
+        self.health.keep(new)
 
     def configure(self, *, max_local_prefills: int, local_allowed: bool) -> None:
         """Sets what the configuration says about the fallback to decode."""
@@ -87,6 +87,7 @@ class Endpoints:
             local_prefills=self.inflight.local_prefills,
             max_local_prefills=self.max_local_prefills,
             local_allowed=self.local_allowed,
+            one_revision=len({endpoint.revision for endpoint in self._known.values()}) == 1,
         )
 
     def _of(self, role: Role) -> tuple[Endpoint, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 FAILURES_TO_LEAVE: Final = 3
 FIRST_PAUSE_S: Final = 1.0
@@ -67,9 +67,10 @@ class Health:
             record.out = True
             self._changes += 1
 
-    def forget(self, uid: str) -> None:
-        """The incarnation is gone."""
-        self._records.pop(uid, None)
+    def keep(self, uids: Container[str]) -> None:
+        """Forgets every incarnation but these, also what failed after it was gone."""
+        for uid in [uid for uid in self._records if uid not in uids]:
+            del self._records[uid]
 
     def _return_due(self) -> None:
         now_s = self._clock()

@@ -281,6 +281,12 @@ def handoff(answer: bytes) -> Handoff:
     return Handoff(params, counts.prompt_tokens, counts.cached_tokens)
 
 
+def unfinished(answer: bytes) -> bool:
+    """Whether an answer, or whole lines of a stream, tell that the engine gave the request up."""
+    # Quick look-ups first: the expression runs for few answers, and this for every piece of each stream.
+    return (b'"abort"' in answer or b'"error"' in answer) and UNFINISHED.search(answer) is not None
+
+
 def usage(answer: bytes) -> Usage | None:
     """Token counts of a whole answer; None where it tells none."""
     try:

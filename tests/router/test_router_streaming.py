@@ -1,0 +1,218 @@
+"""Streams: bytes unchanged and at once, back-pressure, cancellation in every phase."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from tests.router.conftest import PROMPT, RawClient, eventually, raw_post
+
+if TYPE_CHECKING:
+    from tests.router.conftest import MakeSite
+
+STREAM = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "stream": True}
+WORDS = ["한국어 ", "漢字かな ", "👩‍👩‍👧‍👦", "é\u0301 ", 'quo"te', "new\nline", "data: x", "\u2028"]
+
+
+async def test_a_stream_arrives_byte_for_byte_however_it_is_cut(site: MakeSite) -> None:
+    """Q72: one byte a write, several scripts, comments of the engine: the client gets the very bytes that were sent."""
+    here = await site()
+    body = {**STREAM, "max_tokens": 8}
+    here.d.add_rule(leg="decode", text=WORDS)
+    whole = (await here.client.post("/v1/completions", json=body)).content
+    here.d.script.clear()
+    here.d.add_rule(leg="decode", text=WORDS, bytes_per_write=1, write_gap_s=0)
+    cut = (await here.client.post("/v1/completions", json=body)).content
+
+    def texts(stream: bytes) -> list[str]:
+        events = [line[6:] for line in stream.decode().split("\n\n") if line.startswith("data: {")]
+        return [choice["text"] for event in events for choice in json.loads(event)["choices"]]
+
+    assert texts(cut) == texts(whole)
+    assert "".join(texts(cut)).startswith("".join(WORDS))
+    assert cut.endswith(b"data: [DONE]\n\n")
+    assert "\ufffd" not in cut.decode()
+
+
+async def test_events_arrive_while_the_engine_still_speaks(site: MakeSite) -> None:
+    """Q73: every event is there before the next one is made, with the headers of an event stream."""
+    here = await site()
+    here.d.set_pace(step_s=0.05)
+    async with here.client.stream("POST", "/v1/completions", json=STREAM) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert "content-length" not in answer.headers
+        pieces = [piece async for piece in answer.aiter_raw()]
+    assert len(pieces) >= 5
+
+
+async def test_usage_is_told_where_it_was_asked_for(site: MakeSite) -> None:
+    """Q77: one usage chunk where the client asked, none else; the token counters equal the engine's in both."""
+    here = await site()
+    asked = await here.client.post("/v1/completions", json={**STREAM, "stream_options": {"include_usage": True}})
+    usage = [event for event in asked.text.split("\n\n") if '"usage":{' in event]
+    assert len(usage) == 1
+    told = json.loads(usage[0][6:])
+    assert told["choices"] == []
+    assert await here.metric("tokens_total", kind="prompt") == told["usage"]["prompt_tokens"]
+    assert await here.metric("tokens_total", kind="completion") == told["usage"]["completion_tokens"] == 6
+    silent = await here.client.post("/v1/completions", json=STREAM, headers={"accept-encoding": "gzip"})
+    assert '"usage":{' not in silent.text
+    assert "content-encoding" not in silent.headers
+    assert await here.metric("tokens_total", kind="prompt") == 2 * told["usage"]["prompt_tokens"]
+    assert await here.metric("tokens_total", kind="completion") == 12
+    assert {one.header("accept-encoding") for one in here.d.generations()} == {"identity"}
+
+
+async def test_the_unmodified_openai_client_works(site: MakeSite) -> None:
+    """The official client completes, streams, lists models and gets its own error classes."""
+    here = await site()
+    async with openai.AsyncOpenAI(base_url=f"{here.client.base_url}/v1", api_key="none", max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": "hello"}]
+        whole = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, temperature=0)
+        stream = await client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=5, temperature=0, stream=True
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        assert text == whole.choices[0].message.content
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(model="gone", messages=messages)
+        assert unknown.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="tiny", messages=messages, temperature=-3)
+
+
+# --- cancellation ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "stream before a token", "stream"])
+async def test_a_client_that_leaves_ends_both_legs(site: MakeSite, phase: str, how: str) -> None:
+    """Q71, Q92: a client that leaves in any phase ends the engines' work within 2 s.
+
+    No decode after a cancelled prefill.
+    """
+    here = await site()
+    if phase == "prefill":
+        here.p.add_rule(leg="prefill", delay_headers_s=20)
+    elif phase == "stream":
+        here.d.set_pace(step_s=0.3)
+    elif phase == "decode":
+        here.d.add_rule(leg="decode", delay_headers_s=20)
+    else:
+        here.d.add_rule(leg="decode", delay_body_s=20)
+    client = await RawClient.connect(here.router.port)
+    body = {**STREAM, "max_tokens": 100, "stream": phase.startswith("stream")}
+    client.send(raw_post("/v1/completions", json.dumps(body).encode()))
+    engine, leg = (here.p, "prefill") if phase == "prefill" else (here.d, "decode")
+    await eventually(lambda: len(engine.generations(leg)) == 1)  # type: ignore[arg-type]
+    if phase == "stream":
+        await client.until(lambda data: b"data: {" in data)
+    await asyncio.sleep(0.05)
+    if how == "reset":
+        client.reset()
+    else:
+        client.close()
+    (request,) = engine.generations(leg)  # type: ignore[arg-type]
+    await eventually(lambda: request.disconnected_s is not None, within_s=2)
+    if phase == "prefill":
+        assert here.d.generations() == []
+    await here.idle()
+    assert await here.metric("orphaned_prefills_total") == (1 if phase == "decode" else 0)
+    assert await here.metric("requests_total", code="499") == 1
+    assert not here.router.transport.busy
+
+
+async def test_cancelled_requests_leave_no_connection_behind(site: MakeSite) -> None:
+    """Q84: after many cancels in different phases the engines hold few connections, and requests go on."""
+    here = await site()
+    here.d.set_pace(step_s=0.004)
+    for number in range(60):
+        client = await RawClient.connect(here.router.port)
+        client.send(
+            raw_post("/v1/completions", json.dumps({**STREAM, "prompt": f"{number}", "max_tokens": 50}).encode())
+        )
+        await asyncio.sleep(0.0007 * number)
+        client.reset()
+    await here.idle()
+    await eventually(lambda: not here.router.transport.busy)
+    await eventually(lambda: here.p.connections + here.d.connections <= 4)
+    for _ in range(5):
+        assert (await here.complete()).status_code == 200
+
+
+async def test_a_prefill_that_nobody_pulls_is_counted(site: MakeSite) -> None:
+    """Q92: a client that leaves just after prefill answered leaves an orphan, which is counted."""
+    here = await site()
+    here.d.add_rule(leg="decode", never_answer=True)
+    client = await RawClient.connect(here.router.port)
+    client.send(raw_post("/v1/completions", json.dumps(STREAM).encode()))
+    await eventually(lambda: len(here.d.generations()) == 1)
+    client.reset()
+    await here.idle()
+    assert await here.metric("orphaned_prefills_total") == 1
+
+
+# --- back-pressure and time ------------------------------------------------------------------------------------------
+async def test_a_slow_reader_pauses_the_engine_and_is_not_taken_for_silence(site: MakeSite) -> None:
+    """A client that does not read bounds what is held for it, does not end by the idle limit.
+
+    And gets all in the end.
+    """
+    here = await site(limits={"idleSeconds": 0.6})
+    here.d.add_rule(leg="decode", text=["x" * 60_000] * 200)
+    client = await RawClient.connect(here.router.port)
+    client.transport.pause_reading()
+    client.send(raw_post("/v1/completions", json.dumps({**STREAM, "max_tokens": 200}).encode()))
+    await eventually(lambda: any(one.paused for one in here.router.transport.busy))
+    (connection,) = here.router.server.connections
+    held = connection._transport.get_write_buffer_size()  # type: ignore[union-attr]
+    assert held < 2_000_000
+    await asyncio.sleep(1.2)  # twice the idle limit
+    client.transport.resume_reading()
+    await client.until(lambda data: b"data: [DONE]" in data[-64:], within_s=10)
+    assert len(client.received) > 12_000_000
+
+
+async def test_a_stream_that_falls_silent_ends_with_an_error_event(site: MakeSite) -> None:
+    """Q78: a pause shorter than `idleSeconds` is no fault.
+
+    A longer one ends the stream with an error and without [DONE].
+    """
+    here = await site(limits={"idleSeconds": 0.8})
+    here.d.set_pace(step_s=0.4)
+    slow = await here.client.post("/v1/completions", json={**STREAM, "max_tokens": 4})
+    assert slow.text.endswith("data: [DONE]\n\n")
+    here.d.set_pace(step_s=0)
+    here.d.set_pace(step_s=3)
+    text = (await here.client.post("/v1/completions", json=STREAM)).text
+    assert "[DONE]" not in text
+    assert '"error"' in text
+
+
+async def test_shutdown_finishes_what_was_accepted(site: MakeSite) -> None:
+    """Draining: not ready at once, running streams end whole, also their decode leg, and new requests get 503."""
+    here = await site()
+    here.p.add_rule(leg="prefill", delay_headers_s=0.3)
+    here.d.set_pace(step_s=0.05)
+    idle = await RawClient.connect(here.router.port)
+    running = asyncio.create_task(here.client.post("/v1/completions", json=STREAM))
+    await eventually(lambda: len(here.p.generations()) == 1)
+    draining = asyncio.create_task(here.router.drain())
+    await asyncio.sleep(0)
+    admin = f"http://127.0.0.1:{here.router.admin_port}"
+    assert (await here.client.get(f"{admin}/readyz")).status_code == 503
+    assert (await here.client.get(f"{admin}/livez")).status_code == 200
+    assert (await here.client.get("/health")).status_code == 503
+    refused = await here.complete()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert refused.headers["connection"] == "close"
+    assert not draining.done()
+    answer = await running
+    assert answer.text.endswith("data: [DONE]\n\n")
+    await asyncio.wait_for(draining, 5)
+    assert await idle.rest() == b""
