@@ -193,6 +193,13 @@ def test_a_routers_template_keeps_what_it_does_not_name(raw_pool: dict[str, Any]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/etc/pdpool", "/ca"]
 
 
+def test_a_routers_own_account_may_read_pods(raw_pool: dict[str, Any]) -> None:
+    """The Role is bound to the ServiceAccount that the router's pods have."""
+    found = desired(raw_pool, router={"template": {"serviceAccountName": "own"}})
+    (subject,) = bodies(found, "RoleBinding")["router"]["subjects"]
+    assert subject["name"] == pod(found, "router")["serviceAccountName"] == "own"
+
+
 def test_pods_on_the_nodes_network_find_services(raw_pool: dict[str, Any]) -> None:
     """Their names are resolved by the cluster's DNS, and the Service follows the moved port."""
     found = desired(raw_pool, decode={"template": {"hostNetwork": True}})

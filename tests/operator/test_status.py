@@ -170,9 +170,9 @@ def test_a_rollout_past_its_deadline_is_stalled(raw_pool: dict[str, Any]) -> Non
 
 
 def test_a_refused_spec_keeps_what_was_said_of_its_roles(raw_pool: dict[str, Any]) -> None:
-    """With SpecValid False the counts stay as they were, and every condition names the refusal, Stalled included."""
+    """With SpecValid False its roles stay as they were, and every condition names the refusal, Stalled included."""
     raw_pool["status"] = said(raw_pool)
-    observed = observe(raw_pool)
+    observed = observe(raw_pool, children=live(next_plan(observe(raw_pool), IMAGES)))
     plan = Plan(desired=None, refusal=Refusal(Reason.INCOMPATIBLE_ROLES, "a is not b"))
     found = status(observed, plan, Outcome(), now=LATER)
     assert found["prefill"] == raw_pool["status"]["prefill"]
@@ -420,3 +420,18 @@ def test_what_cannot_run_stalls_the_pool(raw_pool: dict[str, Any], spec: dict[st
     assert (found["SpecValid"]["status"], found["SpecValid"]["reason"]) == ("False", reason)
     assert found["Stalled"]["status"] == "True"
     assert found["Ready"]["reason"] == reason
+
+
+def test_a_refused_pool_still_counts_what_runs(raw_pool: dict[str, Any]) -> None:
+    """The last good revision goes on serving: its counts follow its Deployments, and the revision stays."""
+    good = next_plan(observe(raw_pool), IMAGES)
+    before = status(observe(raw_pool), good, Outcome(live=live(good)), now=NOW)
+    edited = copy.deepcopy({**raw_pool, "status": before})
+    edited["spec"]["prefill"]["args"] = ["--dtype=float16"]
+    observed = observe(edited, children=live(good, ready={"prefill": 1}))
+    plan = next_plan(observed, IMAGES)
+    found = status(observed, plan, Outcome(live=observed.children), now=LATER)
+    assert (found["prefill"]["readyReplicas"], found["prefill"]["ready"]) == (1, "1/2")
+    assert found["decode"]["ready"] == "1/1"
+    assert found["revision"] == before["revision"]
+    assert conditions(found)["Ready"]["reason"] == "IncompatibleRoles"

@@ -116,7 +116,7 @@ class PodTemplate(ApiModel):
     priority_class_name: Annotated[str, Field(max_length=253)] = ""
     """PriorityClass of the pods."""
     service_account_name: Annotated[str, Field(max_length=253)] = ""
-    """ServiceAccount of the pods. Engines get no token of it; that of a router must be able to read pods."""
+    """ServiceAccount of the pods. Engines get no token of it; that of the router is given the right to read pods."""
     runtime_class_name: Annotated[str, Field(max_length=253)] = ""
     """RuntimeClass of the pods."""
     scheduler_name: Annotated[str, Field(max_length=253)] = ""

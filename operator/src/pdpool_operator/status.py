@@ -66,7 +66,7 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
     """
     live = observed.pool.get("status") or {}
     if plan.desired is None:
-        said = InferencePoolStatus.model_validate({**live, "conditions": ()})
+        said = _still_running(InferencePoolStatus.model_validate({**live, "conditions": ()}), observed)
     else:
         counts = role_counts(plan, outcome)
         # In mode Aggregated spec.decode describes the one role, so it is reported there.
@@ -83,6 +83,28 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
         )
     found = conditions(observed, plan, outcome, now=now)
     return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
+
+
+def _still_running(said: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:
+    """The status of a pool whose spec is refused: what was said of its revision, with the counts of what runs on."""
+    deployments = [live for key, live in observed.children.items() if key.kind == DEPLOYMENTS.kind]
+
+    def counted(status: RoleStatus | RouterStatus | None, *roles: Role) -> Json | None:
+        if status is None:
+            return None
+        of_role = [live for live in deployments if _role_of(live) in roles]
+        return {
+            **status.model_dump(),
+            "replicas": _sum(of_role, "replicas"),
+            "ready_replicas": _sum(of_role, "readyReplicas"),
+        }
+
+    counts = {
+        "prefill": counted(said.prefill, Role.PREFILL),
+        "decode": counted(said.decode, Role.DECODE, Role.AGGREGATED),
+        "router": counted(said.router, Role.ROUTER),
+    }
+    return InferencePoolStatus.model_validate({**said.model_dump(), **counts})
 
 
 def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> tuple[Condition, ...]:

@@ -12,6 +12,7 @@ from pdpool_api import names
 from pdpool_api.names import Role
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.build.pods import over, placement, pod_metadata
+from pdpool_operator.build.router_access import account_name
 from pdpool_operator.records import DEPLOYMENTS, Child, Json
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _template(pool: InferencePool) -> Json:
         "metadata": pod_metadata(pool, Role.ROUTER, given, {}),
         "spec": {
             **placement(pool, Role.ROUTER, given),
-            "serviceAccountName": given.service_account_name or names.child_name(pool.name, "router"),
+            "serviceAccountName": account_name(pool),
             "automountServiceAccountToken": True,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": PRE_STOP_S + pool.spec.router.drain_seconds + _EXIT_S,
