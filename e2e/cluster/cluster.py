@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 IMAGE_NAMESPACE = "k8s.io"
 IMPORT_TIMEOUT_S = 300.0
-# What the API server answers for some two seconds after a CRD was created.
+# What the API server answers for some seconds after a CRD was created.
 NEW_KIND_WORDS = ("storage is (re)initializing", "no matches for kind")
-NEW_KIND_PATIENCE_S = 10.0
+NEW_KIND_PATIENCE_S = 30.0
 POLL_S = 0.3
 
 
@@ -81,6 +81,15 @@ class Cluster:
                 time.sleep(POLL_S)
             else:
                 return
+
+    def wait_established(self, crd: str) -> None:
+        """Wait until objects of a kind can be made. `kubectl wait` fails where nobody has written a status yet."""
+        of_crd = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
+        deadline_s = time.monotonic() + NEW_KIND_PATIENCE_S
+        while self.kubectl("get", "crd", crd, "-o", of_crd) != "True":
+            if time.monotonic() >= deadline_s:
+                raise ClusterError(f"{crd}: not established after {NEW_KIND_PATIENCE_S:.0f} s")
+            time.sleep(POLL_S)
 
     def objects(self, *arguments: str) -> Any:
         """What `kubectl get … -o json` answers, as Python values."""

@@ -273,6 +273,16 @@ def test_ports_of_every_rank_are_declared_and_distinct(spec: MakeSpec) -> None:
     declared = vllm.ports(pool, Role.DECODE)
     assert len({each["containerPort"] for each in declared}) == len(declared) == 1 + 3 * MAX_DATA_PARALLEL
     assert all(len(each["name"]) <= 15 for each in declared)
+    by_argument = spec(decode={"args": ["-dp", str(MAX_DATA_PARALLEL)]})
+    assert vllm.ports(by_argument, Role.DECODE) == declared
+
+
+@pytest.mark.parametrize("value", ["0", str(MAX_DATA_PARALLEL + 1), "many"])
+def test_a_size_that_its_field_would_not_take_is_refused_as_an_argument(spec: MakeSpec, value: str) -> None:
+    """The limits of parallelism hold for arguments too: ports of ranks would meet, or there would be none."""
+    pool = spec(decode={"args": [f"--data-parallel-size={value}"]})
+    with pytest.raises(vllm.ArgumentError, match=rf"spec\.decode\.args\[0\]: --data-parallel-size {value}: "):
+        vllm.parallelism(pool, Role.DECODE)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,21 @@ def test_a_revision_is_part_of_names_and_labels(spec: MakeSpec) -> None:
             {"args": ["--block-size=32"]},
             "--block-size must be equal where prefill's tensor size is the larger",
         ),
+        (
+            {"args": ["--block-size=16", "-tp=2"]},
+            {"args": ["--block-size=32"]},
+            "--block-size must be equal where prefill's tensor size is the larger",
+        ),
+        (
+            {"args": ["--tensor-parallel-size=2"]},
+            {"args": ["-tp", "3"]},
+            "--tensor-parallel-size of the roles must divide one another: prefill has 2, decode has 3",
+        ),
+        (
+            {},
+            {"args": ["--pipeline_parallel_size=2"]},
+            "--pipeline-parallel-size of decode must be 1: prefill has 1, decode has 2",
+        ),
     ],
 )
 def test_a_disagreement_names_both_values(
@@ -128,6 +143,7 @@ def test_a_disagreement_names_both_values(
         ({"args": ["--block-size=16"]}, {"args": ["--block-size=64"]}),
         ({"args": ["--max-num-seqs=4"]}, {"args": ["--max-num-seqs=64"]}),
         ({"parallelism": {"tensor": 4}}, {"parallelism": {"tensor": 2}}),
+        ({"args": ["-tp=6"]}, {"args": ["-tp=3"]}),
         ({"args": ["--kv-transfer-config.kv_connector_extra_config.kv_lease_duration=9"]}, {}),
     ],
 )

@@ -132,10 +132,10 @@ def test_downloads_go_to_the_cache(spec: MakeSpec) -> None:
 
 def test_a_size_that_an_argument_gives_counts(spec: MakeSpec) -> None:
     """The engine takes the argument, so everything that counts accelerators does (Q96)."""
-    sizes = vllm.degrees(spec(prefill={"args": ["-tp", "4"], "parallelism": {"tensor": 2}}), Role.PREFILL)
+    sizes = vllm.parallelism(spec(prefill={"args": ["-tp", "4"], "parallelism": {"tensor": 2}}), Role.PREFILL)
     assert (sizes.tensor, sizes.accelerators) == (4, 4)
-    with pytest.raises(ArgumentError, match=r"spec\.decode\.args\[0\]: --tensor-parallel-size must be a whole number"):
-        vllm.degrees(spec(decode={"args": ["--tensor_parallel_size=two"]}), Role.DECODE)
+    with pytest.raises(ArgumentError, match=r"spec\.decode\.args\[0\]: --tensor-parallel-size two: "):
+        vllm.parallelism(spec(decode={"args": ["--tensor_parallel_size=two"]}), Role.DECODE)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,14 @@ def test_the_author_pins_better(spec: MakeSpec) -> None:
     ("over", "words"),
     [
         ({"prefill": {"hardware": "h100-sxm"}, "decode": {"hardware": "cpu"}}, ['"FLASH_ATTN"', '"CPU_ATTN"']),
-        ({"prefill": {"args": ["-tp=3"]}, "decode": {"args": ["-tp=2"]}}, ["tensor size must divide", "3", "2"]),
-        ({"decode": {"args": ["--pipeline_parallel_size", "2"]}}, ["pipeline size of decode must be 1", "2"]),
+        (
+            {"prefill": {"args": ["-tp=3"]}, "decode": {"args": ["-tp=2"]}},
+            ["--tensor-parallel-size of the roles must divide", "3", "2"],
+        ),
+        (
+            {"decode": {"args": ["--pipeline_parallel_size", "2"]}},
+            ["--pipeline-parallel-size of decode must be 1", "2"],
+        ),
         (
             {"model": {"shape": {"kvHeads": 4}}, "prefill": {"parallelism": {"tensor": 8}}},
             ["must not exceed the model's KV heads (4)", "prefill has 8", "decode has 1"],

@@ -72,18 +72,11 @@ class Site:
         ]
 
 
-def _established(cluster: Cluster) -> None:
-    """Asserts that the CRD is; `kubectl wait` fails at once while a new object has no conditions at all."""
-    crd = yaml.safe_load(cluster.kubectl("get", f"crd/{install.CRD_FILE.stem}", "-o", "yaml"))
-    conditions = {each["type"]: each["status"] for each in crd.get("status", {}).get("conditions") or ()}
-    assert conditions.get("Established") == "True"
-
-
 def installed(cluster: Cluster, logs: Path) -> Site:
     """Installs the manifest; no pod runs in a control plane alone, so the operator will run as a process."""
     documents: Iterable[Any] = yaml.safe_load_all(install.INSTALL_FILE.read_text())
     cluster.apply([each for each in documents if each["kind"] != "Deployment"])
-    eventually(lambda: _established(cluster))
+    cluster.wait_established(install.CRD_FILE.stem)
     kubeconfig = cluster.kubeconfig_for_service_account(install.NAMESPACE, install.NAME)
     return Site(cluster, Api(cluster.kubeconfig), kubeconfig, logs)
 

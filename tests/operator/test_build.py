@@ -229,13 +229,17 @@ def test_a_volume_that_is_only_called_shm_is_no_shared_memory(raw_pool: dict[str
             {"limits": {"nvidia.com/gpu": "1", "memory": "64Gi"}},
         ),
         ({"resources": {"limits": {"nvidia.com/gpu": "3"}}}, {"limits": {"nvidia.com/gpu": "3"}}),
-        ({"resources": {"requests": {"nvidia.com/gpu": "3"}}}, {"requests": {"nvidia.com/gpu": "3"}}),
+        (
+            {"resources": {"requests": {"nvidia.com/gpu": "3"}}},
+            {"requests": {"nvidia.com/gpu": "3"}, "limits": {"nvidia.com/gpu": "3"}},
+        ),
+        ({"args": ["-tp=2", "--data_parallel_size", "3"]}, {"limits": {"nvidia.com/gpu": "6"}}),
     ],
 )
 def test_resources_follow_parallelism_unless_given(
     raw_pool: dict[str, Any], role: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """One replica asks for tensor x pipeline x data accelerators; what is given wins, name by name."""
+    """One replica asks for tensor x pipeline x data accelerators, arguments counted; what is given wins by name."""
     raw_pool["spec"].update(prefill=role, decode=role)
     pod = pod_of(engine(desired(raw_pool), "decode"))
     assert pod["containers"][0]["resources"] == expected

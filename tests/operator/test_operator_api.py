@@ -253,6 +253,34 @@ def test_an_edit_that_is_refused_changes_nothing_that_runs(site: Site, api: Api,
 
 
 @pytest.mark.usefixtures("operator")
+def test_a_spec_that_the_api_server_refuses_in_part_begins_nothing(site: Site, api: Api, namespace: str) -> None:
+    """A Deployment that cannot be stored makes the whole spec invalid: a new pool gets no pod, a live one no change."""
+    more = {"hardware": "cpu", "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}
+    api.apply("inferencepools", namespace, pool("new", namespace, decode=more))
+    api.apply("inferencepools", namespace, pool("live", namespace))
+    settled(api, namespace, "live")
+    before = generations(api, namespace)
+    since = site.cluster.audit.now()
+    edit = {"model": {"id": "/models/other"}, "decode": more}
+    api.merge("inferencepools", namespace, "live", {"spec": edit})
+
+    def refused(name: str) -> None:
+        found = api.get("inferencepools", namespace, name)
+        assert found is not None
+        assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
+        for kind, word in (("Ready", "False"), ("SpecValid", "False"), ("Stalled", "True")):
+            said = condition(found, kind)
+            assert (said["status"], said["reason"]) == (word, "InvalidSpec")
+            assert "resources.requests" in said["message"]
+            assert "less than or equal to cpu limit" in said["message"]
+
+    for name in ("new", "live"):
+        eventually(lambda name=name: refused(name))  # type: ignore[misc]
+    assert generations(api, namespace) == before
+    assert site.child_writes(since, {namespace}) == []
+
+
+@pytest.mark.usefixtures("operator")
 def test_a_new_revision_takes_over_whole(api: Api, namespace: str) -> None:
     """A change of what both roles share brings a second set of Deployments; the first goes when that is available."""
     api.apply("inferencepools", namespace, pool("tiny", namespace))
@@ -296,7 +324,7 @@ def test_only_pools_of_our_group_are_served(site: Site, api: Api, namespace: str
     groups = ("inference.networking.k8s.io", "inference.networking.x-k8s.io")
     for group in groups:
         site.cluster.apply([_foreign_crd(group)])
-        site.cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/inferencepools.{group}")
+        site.cluster.wait_established(f"inferencepools.{group}")
     since = site.cluster.audit.now()
     for group in groups:
         body = {"apiVersion": f"{group}/v1", "kind": "InferencePool", "metadata": {"name": "demo"}, "spec": {}}

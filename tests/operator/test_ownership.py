@@ -124,3 +124,47 @@ def test_only_our_own_apply_counts() -> None:
     assert ownership.entry(live) == fields
     assert ownership.entry(live, "status") == {"f:status": {}}
     assert ownership.entry({"metadata": {"managedFields": entries[:3]}}) is None
+
+
+ITEM = '{"name":"a"}'
+OTHER = '{"name":"b"}'
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "taken"),
+    [
+        ({}, {"f:list": {f"k:{OTHER}": {".": {}}}}, True),
+        ({"f:list": {f"k:{ITEM}": {".": {}}}}, {"f:list": {f"k:{OTHER}": {".": {}}}}, False),
+        ({}, {"f:list": {f"k:{ITEM}": {"f:v": {}}}}, False),
+        ({}, {"f:mine": {f"k:{OTHER}": {".": {}}}, "f:scalar": {}}, False),
+    ],
+)
+def test_only_what_stands_in_the_place_of_ours_is_taken_over(ours: Any, theirs: Any, *, taken: bool) -> None:
+    """A foreign item counts where one of ours is missing; beside ours, and elsewhere, it stays whose it is."""
+    entries = [
+        {"manager": "other", "operation": "Update", "fieldsV1": {"f:spec": theirs}},
+        {"manager": "other", "operation": "Update", "subresource": "status", "fieldsV1": {"f:spec": theirs}},
+        {"manager": "pdpool", "operation": "Apply", "fieldsV1": {"f:spec": {"f:scalar": {}, **ours}}},
+    ]
+    live = {"metadata": {"managedFields": entries}}
+    before = copy.deepcopy(live)
+    desired = {"metadata": {}, "spec": {"scalar": 1, "list": [{"name": "a", "v": 1}]}}
+    found = ownership.taken_over(desired, live)
+    assert live == before
+    if not taken:
+        assert found is None
+        return
+    assert found is not None
+    assert found[0] == entries[1]
+    assert ownership.entry({"metadata": {"managedFields": found}}) == {"f:spec": {"f:scalar": {}, **theirs}}
+
+
+def test_nothing_is_taken_over_where_we_own_nothing() -> None:
+    """Without an entry of ours there is none to add to: the next apply makes one."""
+    entries = [{"manager": "other", "operation": "Update", "fieldsV1": {"f:spec": {"f:list": {f"k:{OTHER}": {}}}}}]
+    assert (
+        ownership.taken_over(
+            {"metadata": {}, "spec": {"list": [{"name": "a"}]}}, {"metadata": {"managedFields": entries}}
+        )
+        is None
+    )

@@ -235,7 +235,7 @@ def test_a_change_of_the_mode_keeps_the_old_roles_until_the_new_one_serves() -> 
     two = next_plan(Observed(PoolRef("n", "p"), {**raw, "spec": {**raw["spec"], "prefill": {}}}, {}), IMAGES)  # type: ignore[dict-item]
     assert two.desired is not None
     old = {
-        child.key: {"metadata": child.body["metadata"], "status": {"replicas": 1, "readyReplicas": 1}}
+        child.key: {"metadata": child.body["metadata"], "status": {"replicas": 1, "availableReplicas": 1}}
         for child in two.desired.children
     }
     whole = {**raw, "spec": {**raw["spec"], "mode": "Aggregated"}}  # type: ignore[dict-item]

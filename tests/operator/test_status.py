@@ -169,13 +169,16 @@ def test_a_rollout_past_its_deadline_is_stalled(raw_pool: dict[str, Any]) -> Non
     assert "ErrImagePull" in found["Stalled"]["message"]
 
 
-def test_a_refused_spec_keeps_what_was_said_of_its_roles(raw_pool: dict[str, Any]) -> None:
-    """With SpecValid False its roles stay as they were, and every condition names the refusal, Stalled included."""
+def test_a_refused_spec_keeps_what_was_said_and_counts_anew(raw_pool: dict[str, Any]) -> None:
+    """With SpecValid False revision and sizes stay, counts are today's, and every condition names the refusal."""
     raw_pool["status"] = said(raw_pool)
-    observed = observe(raw_pool, children=live(next_plan(observe(raw_pool), IMAGES)))
+    running = live(next_plan(observe(raw_pool), IMAGES), ready={"decode": 0, "router": 0})
+    observed = observe(raw_pool, children=running)
     plan = Plan(desired=None, refusal=Refusal(Reason.INCOMPATIBLE_ROLES, "a is not b"))
-    found = status(observed, plan, Outcome(), now=LATER)
+    found = status(observed, plan, Outcome(live=running), now=LATER)
     assert found["prefill"] == raw_pool["status"]["prefill"]
+    assert found["decode"] == {**raw_pool["status"]["decode"], "readyReplicas": 0, "ready": "0/1"}
+    assert found["router"] == {"replicas": 1, "readyReplicas": 0}
     assert found["revision"] == raw_pool["status"]["revision"]
     for kind, word in (("Ready", "False"), ("SpecValid", "False"), ("Stalled", "True"), ("Progressing", "False")):
         assert (conditions(found)[kind]["status"], conditions(found)[kind]["message"]) == (word, "a is not b")
@@ -328,6 +331,24 @@ def test_reverting_brings_back_the_old_revision_as_it_is(raw_pool: dict[str, Any
     assert set(plan.delete) == {key for key in new if key not in old}
 
 
+@pytest.mark.parametrize(
+    ("roles", "stays"),
+    [({}, True), ({"decode": 0}, False), ({"prefill": 0, "decode": 0}, False), ({"prefill": 1}, True)],
+)
+def test_a_revision_that_never_served_does_not_wait_for_the_next(
+    raw_pool: dict[str, Any], roles: dict[str, int], *, stays: bool
+) -> None:
+    """Of edits in a row only the set that serves stays beside the newest; a role that served once counts as serving."""
+    old = live(next_plan(observe(raw_pool), IMAGES), ready=roles, conditions=[])
+    raw_pool["spec"]["model"]["revision"] = "v2"
+    plan = next_plan(observe(raw_pool, children=old), IMAGES)
+    engines = {key for key, each in old.items() if each["metadata"]["labels"][names.LABEL_ROLE] != "router"}
+    assert plan.superseded == (engines if stays else set())
+    assert set(plan.delete) == (set() if stays else engines)
+    broken = {key: {**each, "status": {"conditions": [COMPLETE]}} for key, each in old.items()}
+    assert next_plan(observe(raw_pool, children=broken), IMAGES).superseded == engines
+
+
 def test_children_that_nobody_wants_go(raw_pool: dict[str, Any]) -> None:
     """An owned object of a name that is not desired is deleted, whatever its kind."""
     stray = {"metadata": {"name": "tiny-old", "labels": {names.LABEL_ROLE: "router"}, "uid": "x"}}
@@ -420,18 +441,3 @@ def test_what_cannot_run_stalls_the_pool(raw_pool: dict[str, Any], spec: dict[st
     assert (found["SpecValid"]["status"], found["SpecValid"]["reason"]) == ("False", reason)
     assert found["Stalled"]["status"] == "True"
     assert found["Ready"]["reason"] == reason
-
-
-def test_a_refused_pool_still_counts_what_runs(raw_pool: dict[str, Any]) -> None:
-    """The last good revision goes on serving: its counts follow its Deployments, and the revision stays."""
-    good = next_plan(observe(raw_pool), IMAGES)
-    before = status(observe(raw_pool), good, Outcome(live=live(good)), now=NOW)
-    edited = copy.deepcopy({**raw_pool, "status": before})
-    edited["spec"]["prefill"]["args"] = ["--dtype=float16"]
-    observed = observe(edited, children=live(good, ready={"prefill": 1}))
-    plan = next_plan(observed, IMAGES)
-    found = status(observed, plan, Outcome(live=observed.children), now=LATER)
-    assert (found["prefill"]["readyReplicas"], found["prefill"]["ready"]) == (1, "1/2")
-    assert found["decode"]["ready"] == "1/1"
-    assert found["revision"] == before["revision"]
-    assert conditions(found)["Ready"]["reason"] == "IncompatibleRoles"

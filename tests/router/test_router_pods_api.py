@@ -43,7 +43,7 @@ def plane() -> Iterator[Cluster]:
     name = f"router-{os.getpid()}"
     cluster = up(name, control_plane_only=True, owned=True)
     cluster.kubectl("apply", "-f", "crds/inferencepools.pdpool.io.yaml")
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/inferencepools.pdpool.io")
+    cluster.wait_established("inferencepools.pdpool.io")
     yield cluster
     down(name, keep_logs=False)
 

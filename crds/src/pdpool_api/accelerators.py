@@ -25,7 +25,7 @@ def of_replica(spec: InferencePoolSpec, role: Role) -> int:
     """Accelerators of one replica: what its resources say, else tensor x pipeline x data.
 
     Raises:
-        ArgumentError: an argument gives a size that is no whole number of at least 1.
+        ArgumentError: an argument gives a size that its field would not take.
     """
     name = resource(spec, role)
     if name is None:
@@ -35,7 +35,7 @@ def of_replica(spec: InferencePoolSpec, role: Role) -> int:
         amount = str((given.get(part) or {}).get(name, ""))
         if amount.isdecimal():
             return int(amount)
-    return engine(spec).degrees(spec, role).accelerators
+    return engine(spec).parallelism(spec, role).accelerators
 
 
 def of_pool(spec: InferencePoolSpec) -> int:

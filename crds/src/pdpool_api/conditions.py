@@ -63,7 +63,7 @@ class Reason(StrEnum):
     MISSING_REFERENCE = "MissingReference"
     """An object that a pod refers to (Secret, ConfigMap, PersistentVolumeClaim) does not exist."""
     APPLY_FAILED = "ApplyFailed"
-    """The API server refuses a child; the message carries its answer."""
+    """A child could not be written; the message carries the API server's answer."""
     # Progressing
     COMPLETE = "Complete"
     """Nothing is left to do for this generation."""
@@ -73,7 +73,7 @@ class Reason(StrEnum):
     VALID = "Valid"
     """Every check passed."""
     INVALID_SPEC = "InvalidSpec"
-    """The stored spec breaks a rule of this operator's version; the message names field and rule."""
+    """The spec breaks a rule of this operator's version, or one of the API server for a child made of it."""
     RESERVED_ARGUMENT = "ReservedArgument"
     """`args` holds a flag that the operator itself must set."""
     INCOMPATIBLE_ROLES = "IncompatibleRoles"

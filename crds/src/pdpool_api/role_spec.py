@@ -58,6 +58,11 @@ class Parallelism(ApiModel):
     data: Annotated[int, Field(ge=1, le=MAX_DATA_PARALLEL, json_schema_extra={"format": "int32"})] = 1
     """Copies of the model inside one replica (data-parallel ranks)."""
 
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of one replica."""
+        return self.tensor * self.pipeline * self.data
+
 
 _VALID_KEYS: Final = rule(
     "self.all(k, !format.qualifiedName().validate(k).hasValue())",

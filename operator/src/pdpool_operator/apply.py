@@ -17,7 +17,18 @@ import structlog
 from pdpool_operator import ownership, telemetry
 from pdpool_operator.kube import ApiError, ConflictError, Kube, NotFoundError, RejectedError
 from pdpool_operator.observe.cluster import Cluster, pool_owner
-from pdpool_operator.records import CHILD_RESOURCES, POOLS, Child, ChildKey, Json, Observed, Outcome, Plan, Resource
+from pdpool_operator.records import (
+    CHILD_RESOURCES,
+    DEPLOYMENTS,
+    POOLS,
+    Child,
+    ChildKey,
+    Json,
+    Observed,
+    Outcome,
+    Plan,
+    Resource,
+)
 
 _BY_KIND: Final = {resource.kind: resource for resource in CHILD_RESOURCES}
 _ORDER: Final = {resource: place for place, resource in enumerate(CHILD_RESOURCES)}
@@ -52,6 +63,30 @@ class Writer:
         self._pointless: dict[str, tuple[str, str]] = {}
         """By uid: hash and entry of an apply that changed nothing; it waits until one of them changes."""
 
+    async def refusals(self, observed: Observed, plan: Plan) -> dict[ChildKey, str]:
+        """Deployments of the plan that the API server would never take, with its words; nothing is written.
+
+        They hold what a pool's author writes freely. Asked before anything is begun, so that a spec of which one part
+        is refused starts no pod of another, and changes nothing that runs.
+        """
+        deployments = [child for child in plan.apply if child.resource is DEPLOYMENTS]
+        words = await asyncio.gather(*(self._refusal(observed, child) for child in deployments))
+        return {child.key: said for child, said in zip(deployments, words, strict=True) if said}
+
+    async def _refusal(self, observed: Observed, child: Child) -> str:
+        body, live = _body(child), observed.children.get(child.key)
+        if live is not None and ownership.was_applied(body, live):
+            return ""  # taken once already
+        try:
+            await self._kube.apply(
+                child.resource, observed.ref.namespace, _meant(body, live), force=live is not None, dry_run=True
+            )
+        except RejectedError as fault:
+            return fault.words
+        except ApiError:
+            return ""  # the write itself will tell
+        return ""
+
     async def carry_out(self, observed: Observed, plan: Plan) -> Outcome:
         """Applies and deletes what the plan says; faults are in the outcome, none is raised."""
         results = _Results(live=dict(observed.children))
@@ -68,7 +103,7 @@ class Writer:
             # Not owned, deleted, or re-made since it was looked at: the next look tells which.
             results.failed[child.key] = str(fault)
         except RejectedError as fault:
-            results.refused[child.key] = str(fault)
+            results.refused[child.key] = fault.words
         except ApiError as fault:
             results.failed[child.key] = str(fault)
         else:
@@ -77,7 +112,7 @@ class Writer:
 
     async def _apply(self, observed: Observed, child: Child, results: _Results) -> Json | None:
         namespace = observed.ref.namespace
-        body = ownership.stamped(ownership.without_none(child.body))
+        body = _body(child)
         live = observed.children.get(child.key)
         if live is None:
             # Watches see only objects with our labels: another's object of this name shows itself only here.
@@ -97,15 +132,28 @@ class Writer:
         return stored
 
     async def _write(self, child: Child, namespace: str, body: Json, live: Json | None) -> Json:
-        meant = body
-        if live is not None:
-            meant = {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
+        meant = _meant(body, live)
+        if live is not None and ownership.was_applied(body, live):
+            await self._take_over(child.resource, namespace, meant)
         stored = await self._kube.apply(child.resource, namespace, meant, force=live is not None)
         telemetry.CHILD_WRITES.inc()
         if live is not None and stored["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
             self._pointless[live["metadata"]["uid"]] = _mark(body, live)
         self._cluster.put(child.resource, stored)
         return stored
+
+    async def _take_over(self, resource: Resource, namespace: str, meant: Json) -> None:
+        """Makes items that others put in the place of ours our own, so that the next apply removes them.
+
+        Whoever changes the key of a list's item, as the number of a port or the name of a container, takes ours away
+        and leaves one of theirs: an apply alone would put ours beside it, and the two may exclude each other.
+        """
+        live = await self._kube.get(resource, namespace, meant["metadata"]["name"])
+        if live is None or live["metadata"]["uid"] != meant["metadata"]["uid"]:
+            return
+        entries = ownership.taken_over(meant, live)
+        if entries is not None:
+            await self._kube.set_managed_fields(resource, live, entries)
 
     async def _delete(self, observed: Observed, key: ChildKey, results: _Results) -> None:
         live = observed.children[key]
@@ -154,6 +202,15 @@ def status_differs(pool: Json, status: Json) -> bool:
         return True
     owned = ownership.entry(pool, "status")
     return owned is None or bool(ownership.mismatch(owned, {"status": status}))
+
+
+def _body(child: Child) -> Json:
+    return ownership.stamped(ownership.without_none(child.body))
+
+
+def _meant(body: Json, live: Json | None) -> Json:
+    """The body for exactly this life of the object, when there is one."""
+    return body if live is None else {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
 
 
 def _mark(body: Json, live: Json) -> tuple[str, str]:

@@ -46,15 +46,18 @@ _DEFAULT_RETRY_AFTER_S: Final = 1.0
 _PAGE: Final = 500
 _BIG_BODY_BYTES: Final = 1_000_000
 _APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ApiError(Exception):
     """A call that did not do what was asked."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, words: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.words = words or message
+        """What the server said, without the call that it said it to."""
 
 
 class UnreachableError(ApiError):
@@ -212,21 +215,44 @@ class Kube:
     # --- writes ----------------------------------------------------------------------------------------------------
 
     async def apply(
-        self, resource: Resource, namespace: str, body: Json, *, force: bool, subresource: str = ""
+        self,
+        resource: Resource,
+        namespace: str,
+        body: Json,
+        *,
+        force: bool,
+        subresource: str = "",
+        dry_run: bool = False,
     ) -> Json:
         """Server-side apply of exactly the fields of `body`; returns the object as stored.
 
         Without `force` a field that somebody else set to another value is a `ConflictError`, and nothing is written.
+        With `dry_run` nothing is ever written; the answer is what it would be.
         """
         path = _path(resource, namespace, body["metadata"]["name"])
         stored: Json = await self._send(
             "PATCH",
             f"{path}/{subresource}" if subresource else path,
-            query=[("fieldManager", names.FIELD_MANAGER), ("force", "true" if force else "false")],
+            query=[
+                ("fieldManager", names.FIELD_MANAGER),
+                ("force", "true" if force else "false"),
+                *([("dryRun", "All")] if dry_run else []),
+            ],
             body=body,
             content_type=_APPLY,
         )
         return stored
+
+    async def set_managed_fields(self, resource: Resource, live: Json, entries: Sequence[Json]) -> None:
+        """Says anew who owns which field of an object as it was read; its content stays as it is."""
+        metadata = live["metadata"]
+        guarded = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        await self._send(
+            "PATCH",
+            _path(resource, metadata["namespace"], metadata["name"]),
+            body={"metadata": {**guarded, "managedFields": list(entries)}},
+            content_type=_MERGE,
+        )
 
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
         """Creates an object that must not exist yet."""
@@ -324,7 +350,7 @@ def error_of(call: str, status: int, answer: bytes) -> ApiError:
     words = _words(answer)
     message = f"{call}: {status} {words}"
     if status == HTTPStatus.INTERNAL_SERVER_ERROR and "failed to create typed patch object" in words:
-        return RejectedError(message, status)
+        return RejectedError(message, status, words)
     by_status: dict[int, type[ApiError]] = {
         HTTPStatus.UNAUTHORIZED: ForbiddenError,
         HTTPStatus.FORBIDDEN: ForbiddenError,
@@ -332,7 +358,7 @@ def error_of(call: str, status: int, answer: bytes) -> ApiError:
         HTTPStatus.CONFLICT: ConflictError,
     }
     is_client_error = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
-    return by_status.get(status, RejectedError if is_client_error else UnreachableError)(message, status)
+    return by_status.get(status, RejectedError if is_client_error else UnreachableError)(message, status, words)
 
 
 def _words(answer: bytes) -> str:

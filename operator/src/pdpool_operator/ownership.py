@@ -66,6 +66,48 @@ def entry(live: Json, subresource: str = "") -> Json | None:
     return None
 
 
+def taken_over(desired: Json, live: Json) -> list[Json] | None:
+    """The `managedFields` in which items that others put in the place of ours are ours; None: there are none.
+
+    Only lists count from which an item of ours has vanished; what others put beside ours stays theirs. An entry that
+    held such items is dropped: what else was in it keeps its value and belongs to nobody.
+    """
+    ours = entry(live)
+    if ours is None:
+        return None
+    fields = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind", "metadata")}
+    owned, kept = ours, []
+    for each in live["metadata"]["managedFields"]:
+        is_other = each["fieldsV1"] is not ours and not each.get("subresource")
+        found = _replacements(ours, each["fieldsV1"], fields) if is_other else {}
+        owned = _union(owned, found)
+        if not found:
+            kept.append(each)
+    if owned == ours:
+        return None
+    return [{**each, "fieldsV1": owned} if each["fieldsV1"] is ours else each for each in kept]
+
+
+def _replacements(ours: Json, theirs: Json, desired: Any) -> Json:
+    """The part of a foreign entry that is undesired items of lists which lack a desired one."""
+    if isinstance(desired, dict):
+        inner = {f"f:{name}": value for name, value in desired.items()}
+    elif isinstance(desired, list):
+        inner = {key: item for key in theirs if key != "." for item in desired if _matches(key, item)}
+        # Of an item that was taken away, the members that are empty lists stay in our entry; the item itself does not.
+        own = [key for key, node in ours.items() if "." in node]
+        if any(not any(_matches(key, item) for key in own) for item in desired):
+            return {key: node for key, node in theirs.items() if key.startswith("k:") and key not in inner}
+    else:
+        return {}
+    parts = {key: _replacements(ours.get(key, {}), node, inner[key]) for key, node in theirs.items() if key in inner}
+    return {key: part for key, part in parts.items() if part}
+
+
+def _union(one: Json, other: Json) -> Json:
+    return {**one, **{key: _union(one.get(key, {}), node) for key, node in other.items()}}
+
+
 def difference(desired: Json, live: Json | None) -> str:
     """Why the (stamped) desired object has to be applied; empty when it need not be."""
     if live is None:

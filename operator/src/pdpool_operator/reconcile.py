@@ -1,6 +1,7 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
-    observe → plan (mode, fit) → build.desired → rollout.next_step → autoscale.tick → apply → status → one status write
+    observe → plan (mode, fit) → build.desired → rollout.next_step → autoscale.tick → refusals → apply → status
+    → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
 """
@@ -51,6 +52,9 @@ async def reconcile(
     if observed is None or observed.deleting:
         return None
     step = next_plan(observed, images, operator_namespace)
+    if refused := await writer.refusals(observed, step):
+        words = "; ".join(f"{key}: {said}" for key, said in refused.items())
+        step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
     outcome = await writer.carry_out(observed, step)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     reported = await writer.report(observed, status(observed, step, outcome, now=now))

@@ -2,8 +2,9 @@
 
 Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one revision belong together, so a change
 of the revision brings a second set of Deployments beside the first; the old set goes when the whole new one is
-available. Requests are paired within one revision by the router, so no pair is ever mixed on the way. A change of mode
-is a change of the revision whose roles have other names.
+available, and at once where it never served: sets of edits that came to nothing would pile up. Requests are paired
+within one revision by the router, so no pair is ever mixed on the way. A change of mode is a change of the revision
+whose roles have other names.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ def next_step(observed: Observed, desired: Desired) -> Plan:
     wanted = {child.key for child in desired.children}
     extra = {key: live for key, live in observed.children.items() if key not in wanted}
     engines = [child for child in desired.children if child.revision]
-    older = frozenset(key for key, live in extra.items() if _is_older(key, live))
+    older = {key: live for key, live in extra.items() if _is_older(key, live)}
     carried = all(available(child, observed.children.get(child.key)) for child in engines)
-    serving = frozenset() if carried else older
+    idle = {_revision(live) for live in older.values() if not _has_served(live)}
+    serving = frozenset() if carried else frozenset(key for key, live in older.items() if _revision(live) not in idle)
     return Plan(
         desired=desired,
         apply=desired.children,
@@ -46,3 +48,14 @@ def _is_older(key: ChildKey, live: Json) -> bool:
     """True for an engine Deployment of another revision; a change of mode is one, and leaves roles behind."""
     labels = live["metadata"].get("labels", {})
     return key.kind == DEPLOYMENTS.kind and labels.get(names.LABEL_ROLE, "") in names.ENGINE_ROLES
+
+
+def _revision(live: Json) -> str:
+    return str(live["metadata"].get("labels", {}).get(names.LABEL_REVISION, ""))
+
+
+def _has_served(live: Json) -> bool:
+    """True for a Deployment that has a replica available, or had all of them once."""
+    status = live.get("status", {})
+    arrived = any(each.get("reason") == "NewReplicaSetAvailable" for each in status.get("conditions", ()))
+    return arrived or int(status.get("availableReplicas", 0)) > 0

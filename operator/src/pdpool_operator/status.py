@@ -66,7 +66,7 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
     """
     live = observed.pool.get("status") or {}
     if plan.desired is None:
-        said = _still_running(InferencePoolStatus.model_validate({**live, "conditions": ()}), observed)
+        said = _counted_anew(InferencePoolStatus.model_validate({**live, "conditions": ()}), observed)
     else:
         counts = role_counts(plan, outcome)
         # In mode Aggregated spec.decode describes the one role, so it is reported there.
@@ -85,26 +85,29 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
     return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
 
 
-def _still_running(said: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:
-    """The status of a pool whose spec is refused: what was said of its revision, with the counts of what runs on."""
-    deployments = [live for key, live in observed.children.items() if key.kind == DEPLOYMENTS.kind]
+def _counted_anew(before: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:
+    """What was said before the spec was refused, with the counts of today: what runs goes on, and may fail."""
+    said: dict[str, RoleStatus | RouterStatus] = {}
+    decode = Role.AGGREGATED if before.mode == "Aggregated" else Role.DECODE
+    for field, role, of_role in (("prefill", Role.PREFILL, before.prefill), ("decode", decode, before.decode)):
+        if of_role is not None:
+            live = _deployments(observed, role)
+            current = [each for each in live if each["metadata"]["labels"].get(names.LABEL_REVISION) == before.revision]
+            now = {
+                "replicas": _sum(live, "replicas"),
+                "ready_replicas": _sum(live, "readyReplicas"),
+                "updated_replicas": _sum(current, "updatedReplicas"),
+                "unschedulable_replicas": _unschedulable_count(observed, role),
+            }
+            said[field] = of_role.model_copy(update=now)
+    if before.router is not None:
+        routers = _deployments(observed, Role.ROUTER)
+        said["router"] = RouterStatus(replicas=_sum(routers, "replicas"), ready_replicas=_sum(routers, "readyReplicas"))
+    return before.model_copy(update=said)
 
-    def counted(status: RoleStatus | RouterStatus | None, *roles: Role) -> Json | None:
-        if status is None:
-            return None
-        of_role = [live for live in deployments if _role_of(live) in roles]
-        return {
-            **status.model_dump(),
-            "replicas": _sum(of_role, "replicas"),
-            "ready_replicas": _sum(of_role, "readyReplicas"),
-        }
 
-    counts = {
-        "prefill": counted(said.prefill, Role.PREFILL),
-        "decode": counted(said.decode, Role.DECODE, Role.AGGREGATED),
-        "router": counted(said.router, Role.ROUTER),
-    }
-    return InferencePoolStatus.model_validate({**said.model_dump(), **counts})
+def _deployments(observed: Observed, role: Role) -> list[Json]:
+    return [live for key, live in observed.children.items() if key.kind == DEPLOYMENTS.kind and _role_of(live) == role]
 
 
 def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> tuple[Condition, ...]:
@@ -194,8 +197,12 @@ def _role_status(counts: Counts, observed: Observed, role: Role) -> RoleStatus:
         replicas=counts.replicas,
         ready_replicas=counts.ready,
         updated_replicas=counts.updated,
-        unschedulable_replicas=sum(1 for pod in _pods(observed, role) if _unschedulable(pod)),
+        unschedulable_replicas=_unschedulable_count(observed, role),
     )
+
+
+def _unschedulable_count(observed: Observed, role: Role) -> int:
+    return sum(1 for pod in _pods(observed, role) if _unschedulable(pod))
 
 
 # --- Ready and Progressing -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pdpool_api.names import Role
-    from pdpool_api.pool import InferencePoolSpec
+    from pdpool_api.pool import InferencePoolSpec, Parallelism
 
 
 class Disagreement(Protocol):
@@ -25,14 +25,6 @@ class Disagreement(Protocol):
         """For a person: the setting, both values, the rule."""
 
 
-class Degrees(Protocol):
-    """How one replica is spread."""
-
-    @property
-    def accelerators(self) -> int:
-        """Accelerators of one replica."""
-
-
 class Engine(Protocol):
     """An engine as the operator knows it. Each function is pure and takes a spec whose images are resolved."""
 
@@ -41,6 +33,9 @@ class Engine(Protocol):
 
     def environment(self, spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         """EnvVar objects."""
+
+    def parallelism(self, spec: InferencePoolSpec, role: Role) -> Parallelism:
+        """How the engine of a role is spread over accelerators, arguments counted."""
 
     def ports(self, spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         """ContainerPort objects."""
@@ -62,9 +57,6 @@ class Engine(Protocol):
 
     def unsupported_version(self, spec: InferencePoolSpec) -> str | None:
         """Why the engine's version cannot be run."""
-
-    def degrees(self, spec: InferencePoolSpec, role: Role) -> Degrees:
-        """How one replica of a role is spread."""
 
     def advice(self, spec: InferencePoolSpec) -> Sequence[str]:
         """What is worth knowing of the settings, and blocks nothing."""

@@ -71,14 +71,14 @@ def resources(spec: InferencePoolSpec, role: Role) -> Json:
     accelerator = accelerators.resource(spec, role)
     # A resource claim brings the accelerators by itself; an extended resource beside it would take them twice.
     if accelerator and not of_role.template.resource_claims:
-        implied[accelerator] = str(vllm.degrees(spec, role).accelerators)
+        implied[accelerator] = str(vllm.parallelism(spec, role).accelerators)
     if _rdma(spec, role):
         assert spec.transfer.rdma is not None
         implied[spec.transfer.rdma.resource] = str(spec.transfer.rdma.count)
     given: dict[str, Any] = dict(of_role.resources or {})
     requests, limits = given.pop("requests", None) or {}, given.pop("limits", None) or {}
-    # Extended resources are asked for by limits; a request that the author gives alone would disagree with ours.
-    kept = {name: count for name, count in implied.items() if name not in requests}
+    # The API server takes extended resources only with a limit, equal to the request.
+    kept = {name: requests.get(name, count) for name, count in implied.items()}
     claims = given.pop("claims", None) or [{"name": each["name"]} for each in of_role.template.resource_claims]
     found = {**given, "claims": claims, "requests": requests, "limits": {**kept, **limits}}
     return {name: value for name, value in found.items() if value}

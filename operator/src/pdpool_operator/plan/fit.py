@@ -51,7 +51,7 @@ def _node(spec: InferencePoolSpec, role: Role) -> str:
     needed = accelerators.of_replica(spec, role)
     if most is None or needed <= most:
         return ""
-    sizes = vllm.degrees(spec, role)
+    sizes = vllm.parallelism(spec, role)
     how = f"tensor {sizes.tensor} x pipeline {sizes.pipeline} x data {sizes.data}"
     node = f"a node of {_name(spec, role)} has {most}"
     return f"{spec.field_of(role)}: one replica ({how}) needs {needed} accelerators, {node}"
@@ -78,7 +78,7 @@ def _memory(spec: InferencePoolSpec, role: Role) -> str:
 
 def _shards(spec: InferencePoolSpec, role: Role) -> tuple[int, str]:
     """Over how many accelerators the weights of one copy are spread, at most."""
-    sizes = vllm.degrees(spec, role)
+    sizes = vllm.parallelism(spec, role)
     how = f"tensor {sizes.tensor} x pipeline {sizes.pipeline}"
     if vllm.is_on(spec, role, "--enable-expert-parallel"):
         return sizes.accelerators, f"{how} x data {sizes.data}"  # experts are spread over the ranks as well
@@ -98,7 +98,7 @@ def _kv(spec: InferencePoolSpec, role: Role, known: models.ModelFacts) -> tuple[
     tokens, value_bytes = vllm.max_model_len(spec, role), vllm.kv_value_bytes(spec, role)
     if known.kv is None or tokens is None or value_bytes is None:
         return 0.0, ""
-    sizes = vllm.degrees(spec, role)
+    sizes = vllm.parallelism(spec, role)
     kv = tokens * known.kv.bytes_per_token_and_shard(value_bytes, sizes.tensor) / sizes.pipeline
     return kv, f" and KV of {tokens} tokens = {kv / GB:.1f} GB"
 

@@ -9,11 +9,10 @@ from pdpool_api.engines.vllm.compatibility import Disagreement, disagreements, r
 from pdpool_api.engines.vllm.environment import environment
 from pdpool_api.engines.vllm.flags import ArgumentError
 from pdpool_api.engines.vllm.lifecycle import drain_s, pre_stop, shutdown_timeout_s, termination_grace_seconds
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.engines.vllm.ports import event_ports, http_port, ports
 from pdpool_api.engines.vllm.probes import probes
 from pdpool_api.engines.vllm.sizes import (
-    Degrees,
-    degrees,
     is_on,
     kv_value_bytes,
     max_model_len,
@@ -26,11 +25,9 @@ from pdpool_api.engines.vllm.version import unsupported_version, version
 
 __all__ = [
     "ArgumentError",
-    "Degrees",
     "Disagreement",
     "advice",
     "arguments",
-    "degrees",
     "disagreements",
     "drain_s",
     "environment",
@@ -41,6 +38,7 @@ __all__ = [
     "max_model_len",
     "memory_utilization",
     "number",
+    "parallelism",
     "ports",
     "pre_stop",
     "probes",

@@ -10,10 +10,11 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware
-from pdpool_api.engines.vllm import flags, sizes
+from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.attention import pinned_backend
 from pdpool_api.engines.vllm.environment import POD_NAME_VARIABLE
 from pdpool_api.engines.vllm.lifecycle import shutdown_timeout_s
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.engines.vllm.ports import DATA_PARALLEL_RPC_PORT, http_port, port_offset
 from pdpool_api.engines.vllm.version import has_flag, version
 from pdpool_api.names import KV_EVENTS_PORT, KV_REPLAY_PORT, Role
@@ -104,16 +105,16 @@ def _generated(spec: InferencePoolSpec, role: Role) -> dict[str, list[str]]:
         result["--revision"] = [spec.model.revision]
     if spec.model.max_model_len is not None:
         result["--max-model-len"] = [str(spec.model.max_model_len)]
-    degrees = sizes.degrees(spec, role)
+    sizes = parallelism(spec, role)
     for flag, size in (
-        (sizes.TENSOR, degrees.tensor),
-        (sizes.PIPELINE, degrees.pipeline),
-        (sizes.DATA, degrees.data),
+        ("--tensor-parallel-size", sizes.tensor),
+        ("--pipeline-parallel-size", sizes.pipeline),
+        ("--data-parallel-size", sizes.data),
     ):
         if size > 1:
             result[flag] = [str(size)]
     offset = port_offset(spec, role)
-    if offset and degrees.data > 1:
+    if offset and sizes.data > 1:
         result["--data-parallel-rpc-port"] = [str(DATA_PARALLEL_RPC_PORT + offset)]
     if role is not Role.AGGREGATED:
         result[flags.KV_TRANSFER] = []

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware, models
-from pdpool_api.engines.vllm import flags, sizes
+from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.arguments import transfer_config
 from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, own_choice, pinned_backend
 from pdpool_api.engines.vllm.environment import environment
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
     """Everything in which the spec lets prefill and decode differ though they must not; one role agrees with itself.
 
     Raises:
-        ArgumentError: a JSON argument is no JSON object, or a size is no whole number.
+        ArgumentError: a JSON argument is no JSON object, or see `parallelism`.
     """
     if not spec.disaggregated:
         return ()
@@ -151,16 +152,17 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
 
 def _sizes(spec: InferencePoolSpec) -> Iterator[Disagreement]:
     """Tensor and pipeline sizes, also those that arguments give."""
-    prefill, decode = sizes.degrees(spec, Role.PREFILL), sizes.degrees(spec, Role.DECODE)
+    prefill, decode = parallelism(spec, Role.PREFILL), parallelism(spec, Role.DECODE)
     if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
-        yield Disagreement("tensor size", prefill.tensor, decode.tensor, "must divide one another")
+        rule = "of the roles must divide one another"
+        yield Disagreement("--tensor-parallel-size", prefill.tensor, decode.tensor, rule)
     heads = models.facts(spec.model).kv_heads
     if prefill.tensor > decode.tensor and heads is not None and prefill.tensor > heads:
         rule = f"of prefill, where it is the larger, must not exceed the model's KV heads ({heads})"
-        yield Disagreement("tensor size", prefill.tensor, decode.tensor, rule)
+        yield Disagreement("--tensor-parallel-size", prefill.tensor, decode.tensor, rule)
     if decode.pipeline != 1:
-        rule = "of decode must be 1: a decode engine cannot take KV in stages"
-        yield Disagreement("pipeline size", prefill.pipeline, decode.pipeline, rule)
+        rule = "of decode must be 1"
+        yield Disagreement("--pipeline-parallel-size", prefill.pipeline, decode.pipeline, rule)
 
 
 def _hardware(spec: InferencePoolSpec) -> Iterator[Disagreement]:
@@ -174,7 +176,7 @@ def _hardware(spec: InferencePoolSpec) -> Iterator[Disagreement]:
 def _block_size(spec: InferencePoolSpec, prefill: Any, decode: Any) -> tuple[Disagreement, ...]:
     if prefill == decode:
         return ()
-    if sizes.degrees(spec, Role.PREFILL).tensor > sizes.degrees(spec, Role.DECODE).tensor:
+    if parallelism(spec, Role.PREFILL).tensor > parallelism(spec, Role.DECODE).tensor:
         rule = "must be equal where prefill's tensor size is the larger"
     elif _is_multiple(decode, prefill):
         return ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pdpool_api.engines.vllm.sizes import degrees
+from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import ENGINE_HTTP_PORT, KV_EVENTS_PORT, KV_REPLAY_PORT, NIXL_SIDE_CHANNEL_PORT, Role
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ def http_port(spec: InferencePoolSpec, role: Role) -> int:
 
 
 def ports(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
-    """ContainerPort objects of core/v1: HTTP, and per rank the side channel, KV events and their replay."""
+    """ContainerPort objects of core/v1: HTTP, and per rank the side channel, KV events and their replay.
+
+    Raises:
+        ArgumentError: see `parallelism`.
+    """
     offset = port_offset(spec, role)
     on_host = spec.role(role).template.host_network
     side_channel = () if role is Role.AGGREGATED else (("nixl", NIXL_SIDE_CHANNEL_PORT),)
@@ -40,14 +44,14 @@ def ports(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         *(
             _port(name if rank == 0 else f"{name}-{rank}", base + offset + rank, on_host=on_host)
             for name, base in (*side_channel, ("kv-events", KV_EVENTS_PORT), ("kv-replay", KV_REPLAY_PORT))
-            for rank in range(degrees(spec, role).data)
+            for rank in range(parallelism(spec, role).data)
         ),
     ]
 
 
 def event_ports(spec: InferencePoolSpec, role: Role) -> list[tuple[int, int]]:
     """First and last port of KV events, and of their replay: what the router reads besides HTTP."""
-    last = port_offset(spec, role) + degrees(spec, role).data - 1
+    last = port_offset(spec, role) + parallelism(spec, role).data - 1
     first = port_offset(spec, role)
     return [(base + first, base + last) for base in (KV_EVENTS_PORT, KV_REPLAY_PORT)]
 

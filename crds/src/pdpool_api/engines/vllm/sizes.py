@@ -1,26 +1,19 @@
-"""How one replica of a role is spread, and what its arguments say about memory: fields, arguments over them.
+"""What arguments say about memory and batches: the author's, over those of the hardware profile, over fields.
 
-Boundary: pure. An argument of the author wins over the field, as it does in the engine: everything that counts
-accelerators or bytes reads the sizes here.
+Boundary: pure. An argument wins over the field, as it does in the engine: everything that counts bytes reads it here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api import hardware
 from pdpool_api.engines.vllm import flags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pdpool_api.names import Role
     from pdpool_api.pool import InferencePoolSpec
 
-TENSOR: Final = "--tensor-parallel-size"
-PIPELINE: Final = "--pipeline-parallel-size"
-DATA: Final = "--data-parallel-size"
 MEMORY_UTILIZATION: Final = "--gpu-memory-utilization"
 DEFAULT_MEMORY_UTILIZATION: Final = 0.92
 """vllm/config/cache.py, 0.32 and 0.33."""
@@ -35,35 +28,6 @@ _KV_VALUE_BYTES: Final = {
 }
 _WEIGHTS_CHANGED_BY: Final = ("--quantization", "--cpu-offload-gb", "--load-format", "--hf-overrides")
 """With one of them the weights on the accelerator are not those that are published."""
-
-
-@dataclass(frozen=True, slots=True)
-class Degrees:
-    """Accelerators of one replica: tensor x pipeline x data."""
-
-    tensor: int
-    pipeline: int
-    data: int
-
-    @property
-    def accelerators(self) -> int:
-        """Their product."""
-        return self.tensor * self.pipeline * self.data
-
-
-def degrees(spec: InferencePoolSpec, role: Role) -> Degrees:
-    """How one replica of the role is spread.
-
-    Raises:
-        ArgumentError: an argument gives a size that is no whole number of at least 1.
-    """
-    found = flags.given_flags(spec, role)
-    fields = spec.role(role).parallelism
-    return Degrees(
-        tensor=_whole(found, TENSOR, fields.tensor),
-        pipeline=_whole(found, PIPELINE, fields.pipeline),
-        data=_whole(found, DATA, fields.data),
-    )
 
 
 def setting(spec: InferencePoolSpec, role: Role, flag: str) -> str | None:
@@ -113,13 +77,3 @@ def max_model_len(spec: InferencePoolSpec, role: Role) -> int | None:
     if text is not None:
         return int(text) if text.isdecimal() else None
     return spec.model.max_model_len
-
-
-def _whole(found: Sequence[flags.Given], flag: str, default: int) -> int:
-    result = default
-    for each in found:
-        if each.flag == flag:
-            if each.value is None or not each.value.isdecimal() or int(each.value) < 1:
-                raise flags.ArgumentError(f"{each.field}: {flag} must be a whole number of at least 1")
-            result = int(each.value)
-    return result
