@@ -84,12 +84,15 @@ class Cluster:
 
     def wait_established(self, crd: str) -> None:
         """Wait until objects of a kind can be made. `kubectl wait` fails where nobody has written a status yet."""
-        of_crd = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
         deadline_s = time.monotonic() + NEW_KIND_PATIENCE_S
-        while self.kubectl("get", "crd", crd, "-o", of_crd) != "True":
+        while not self._is_established(crd):
             if time.monotonic() >= deadline_s:
                 raise ClusterError(f"{crd}: not established after {NEW_KIND_PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
+
+    def _is_established(self, crd: str) -> bool:
+        conditions = self.objects("crd", crd).get("status", {}).get("conditions") or ()
+        return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
     def objects(self, *arguments: str) -> Any:
         """What `kubectl get … -o json` answers, as Python values."""

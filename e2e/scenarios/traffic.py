@@ -47,6 +47,8 @@ class Trickle:
     every_s: float = 0.2
     limit: int = 2000
     max_tokens: int = 8
+    keep_alive: bool = True
+    """Whether connections are used again, as most clients do; else each request opens its own."""
     outcomes: list[Outcome] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -74,7 +76,12 @@ class Trickle:
 
     async def _run(self) -> None:
         start_s = time.monotonic()
-        async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client, asyncio.TaskGroup() as requests:
+        kept = None if self.keep_alive else 0
+        limits = httpx.Limits(max_keepalive_connections=kept)
+        async with (
+            httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits) as client,
+            asyncio.TaskGroup() as requests,
+        ):
             for number in range(self.limit):
                 requests.create_task(self._one(client, number, start_s))
                 due_s = start_s + (number + 1) * self.every_s

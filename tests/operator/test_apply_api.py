@@ -6,6 +6,7 @@ Each row of the tables is one change, by ourselves or by somebody else, and what
 from __future__ import annotations
 
 import copy
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -268,6 +269,22 @@ async def test_what_others_add_beside_ours_stays(bench: Bench) -> None:
 def _patched(bench: Bench, body: Json, patch: list[Json]) -> None:
     path = bench.api.path(f"{body['kind'].lower()}s", bench.namespace, body["metadata"]["name"])
     bench.api.request("PATCH", f"{path}?fieldManager=other", patch, content_type="application/json-patch+json")
+
+
+async def test_a_child_of_the_pools_earlier_life_is_no_conflict(bench: Bench) -> None:
+    """A pool that was deleted and made again waits until what the first one left is collected."""
+    body = config_map()
+    child = bench.child(body)
+    (owner,) = child.body["metadata"]["ownerReferences"]
+    left = {**child.body["metadata"], "ownerReferences": [{**owner, "uid": str(uuid.uuid4())}]}
+    bench.api.create("configmaps", bench.namespace, {**child.body, "metadata": left})
+    observed = Observed(PoolRef(bench.namespace, "rich"), bench._pool, {})
+    outcome = await bench._writer.carry_out(observed, Plan(desired=None, apply=(child,)))
+    assert not outcome.conflicts
+    assert list(outcome.failed) == [child.key]
+    # The collector of garbage learns of a new kind within half a minute: too long to wait for here.
+    bench.api.delete("configmaps", bench.namespace, "rich")
+    assert await bench.write(body)
 
 
 async def test_a_body_that_fits_no_schema_is_refused_for_good(bench: Bench) -> None:

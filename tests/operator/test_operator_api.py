@@ -83,12 +83,15 @@ def test_what_others_change_or_delete_comes_back(api: Api, namespace: str) -> No
     decode = f"tiny-decode-{stored['status']['revision']}"
     before = api.children(namespace)
     for key in before:
-        if not key.startswith("deployments/tiny-decode"):
+        if key not in ("services/tiny-router", f"deployments/{decode}"):
             api.delete(*_in(namespace, key))
+    port = [{"op": "replace", "path": "/spec/ports/0/port", "value": 81}]
+    path = api.path("services", namespace, "tiny-router")
+    api.request("PATCH", path, port, content_type="application/json-patch+json")
     image = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "other:1"}]
     path = api.path("deployments", namespace, decode)
     api.request("PATCH", path, image, content_type="application/json-patch+json")
-    api.merge("deployments", namespace, decode, {"spec": {"replicas": 5}})
+    api.merge("deployments", namespace, decode, {"spec": {"replicas": 5, "paused": True}})
     api.merge("deployments", namespace, decode, {"metadata": {"labels": {names.LABEL_POOL: None}}})
     api.merge("deployments", namespace, decode, {"metadata": {"ownerReferences": None}})
 
@@ -96,10 +99,12 @@ def test_what_others_change_or_delete_comes_back(api: Api, namespace: str) -> No
         after = api.children(namespace)
         assert set(after) == set(before)
         for key, child in after.items():
-            if not key.startswith("deployments/tiny-decode"):
+            if key not in ("services/tiny-router", f"deployments/{decode}"):
                 assert child["metadata"]["uid"] != before[key]["metadata"]["uid"]
+        assert after["services/tiny-router"]["spec"] == before["services/tiny-router"]["spec"]
         live = after[f"deployments/{decode}"]
         assert live["spec"]["replicas"] == 1
+        assert not live["spec"].get("paused")
         container = live["spec"]["template"]["spec"]["containers"][0]
         was = before[f"deployments/{decode}"]["spec"]["template"]["spec"]["containers"][0]
         assert container["image"] == was["image"]

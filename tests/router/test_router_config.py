@@ -83,6 +83,7 @@ def test_bad_flags_are_refused_by_name(arguments: list[str], named: str) -> None
         ({"routing": {"policy": "Random"}}, "routing.policy"),
         ({"routing": {"onPrefillUnavailable": "Maybe"}}, "routing.onPrefillUnavailable"),
         ({"model": {"servedNames": []}}, "model.servedNames"),
+        ({"model": {"servedNames": ["m", ""]}}, "model.servedNames.1"),
         ({"endpoints": {}}, "endpoints"),
         ({"endpoints": {"static": [{"role": "router", "url": "http://h:1"}]}}, "endpoints.static.0.role"),
         ({"forwardHeaders": ["Bad Header"]}, "forwardHeaders.0"),
@@ -94,7 +95,48 @@ def test_a_file_is_refused_with_the_field_and_the_rule(change: dict[str, Any], n
         parse(yaml.safe_dump({**MINIMAL, **change}))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "a: [", "just text"])
+@pytest.mark.parametrize("address", ["h:99999", "h:0", "h:abc", "h:", ":80", "[::1", "u:p@h:80", "h:80?x", "h/x", ""])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    """What cannot be connected to is refused when it is read, not when it is used."""
+    with pytest.raises(ConfigError, match=r"endpoints\.static\.0\.url"):
+        parse(yaml.safe_dump({**MINIMAL, "endpoints": {"static": [{"role": "decode", "url": f"http://{address}"}]}}))
+
+
+def test_names_of_headers_have_no_case() -> None:
+    """A header to forward may be written in any case."""
+    assert parse(yaml.safe_dump({**MINIMAL, "forwardHeaders": ["X-Tenant"]})).forward_headers == ("x-tenant",)
+
+
+def test_flags_are_not_abbreviated() -> None:
+    """A flag counts as it is written: a misspelt one is refused, not completed."""
+    with pytest.raises(SystemExit):
+        settings(["--model", "m", "--end", "http://e:1"])
+
+
+async def test_a_configuration_that_cannot_be_applied_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a file that fails when it is taken over, the next one is still read."""
+    monkeypatch.setattr(configuration, "POLL_S", 0.02)
+    file = tmp_path / "router.yaml"
+    file.write_text(yaml.safe_dump(MINIMAL))
+    applied: list[int] = []
+
+    def apply(new: RouterConfig) -> None:
+        applied.append(new.limits.max_concurrent)
+        if new.limits.max_concurrent == 7:
+            raise ValueError("a defect")
+
+    watching = asyncio.create_task(watch(file, parse(file.read_text()), apply))
+    for number in (7, 8):
+        file.write_text(yaml.safe_dump({**MINIMAL, "limits": {"maxConcurrent": number}}))
+        await eventually(lambda number=number: number in applied)  # type: ignore[misc]
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a: [", "just text", "{" * 100_000])
 def test_what_is_no_mapping_is_refused(text: str) -> None:
     """A file that holds no YAML mapping is an error."""
     with pytest.raises(ConfigError):

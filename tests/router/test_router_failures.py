@@ -63,6 +63,16 @@ async def test_a_prefill_that_fails_alone_is_502_at_once(site: MakeSite, fault: 
     assert here.d.generations() == []
 
 
+@pytest.mark.parametrize("fault", [{"finish_reason": "abort"}, {"invalid_json": True}])
+async def test_a_prefill_whose_answers_are_no_success_is_left_out(site: MakeSite, fault: dict[str, Any]) -> None:
+    """Answers of status 200 that hand nothing over count as failures of prefill, so that the fallback comes in."""
+    here = await site()
+    here.p.add_rule(leg="prefill", **fault)
+    answers = [await here.complete() for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [502, 502, 502, 200]
+    assert answers[-1].headers["x-pdpool-prefill"] == "local"
+
+
 async def test_a_prefill_that_never_answers_is_504(site: MakeSite) -> None:
     """Q46: a silent prefill is given up after `prefillSeconds`; nothing is tried again and decode sees nothing."""
     here = await site(prefill=2, limits={"prefillSeconds": 0.5})

@@ -130,13 +130,34 @@ def test_numbers_keep_every_digit() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b'{"a":NaN}', b'{"a":-Infinity}', '{"a":"é"}'.encode("utf-16"), b'\xef\xbb\xbf{"a":1}']
+    "text",
+    [b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1,"a":"\\ud800"}', '{"a":"é"}'.encode("utf-16"), b'\xef\xbb\xbf{"a":1}'],
 )
 def test_what_pythons_json_takes_is_taken(text: bytes) -> None:
     """Bodies that the engine's JSON reader takes and strict JSON refuses are accepted."""
     received = legs.received(text)
     assert set(received.fields) == {"a"}
     assert json.loads(legs.decode_body(received, Raw(b'{"p":1}')))["kv_transfer_params"] == {"p": 1}
+
+
+def test_a_name_that_utf8_cannot_spell_is_kept() -> None:
+    """Half of a surrogate pair in a field's name, which an engine's JSON reader takes, reaches both legs."""
+    received = legs.received(b'{"\\ud800":1,"b":"\\udfff"}')
+    for body in (legs.decode_body(received, Raw(b"{}")), legs.prefill_body(received.fields, Route.CHAT)):
+        assert json.loads(body)["\ud800"] == 1
+        assert json.loads(body)["b"] == "\udfff"
+
+
+@pytest.mark.parametrize(
+    "odd", ['"a":NaN', '"a":[-Infinity]', '"\\ud800":1', '"a":1'], ids=["nan", "infinity", "surrogate", "plain"]
+)
+def test_no_spelling_brings_parameters_through(odd: str) -> None:
+    """What only an engine's JSON reader takes hides no router's field beside it."""
+    xargs = f'{{{odd},"kv_transfer_params":{{"x":1}},"kv_cache_report_mode":"full","mine":1}}'
+    received = legs.received(f'{{"vllm_xargs":{xargs},"b":1}}'.encode())
+    for body in (legs.decode_body(received, None), legs.prefill_body(received.fields, Route.CHAT)):
+        assert set(json.loads(body)["vllm_xargs"]) & {"kv_transfer_params", "kv_cache_report_mode"} == set()
+        assert json.loads(body)["vllm_xargs"]["mine"] == 1
 
 
 @pytest.mark.parametrize(
@@ -245,9 +266,19 @@ def test_a_prefill_answer_that_is_no_success_is_an_error(answer: bytes) -> None:
 def test_a_models_text_is_never_taken_for_the_engines_word(text: str) -> None:
     """Whatever a model writes inside a JSON string is not seen as a finish reason or as the end of a stream."""
     event = json.dumps({"choices": [{"text": text, "finish_reason": None}]}, ensure_ascii=False).encode()
-    assert legs.UNFINISHED.search(event) is None
+    assert not any(legs.unfinished(event, route) for route in Route)
     wire = b"\ndata: " + event + b"\n\n"
     assert all(end.search(wire) is None for end in legs.STREAM_END.values())
+
+
+@pytest.mark.parametrize("word", ["abort", "error"])
+def test_a_stop_string_is_no_failure(word: str) -> None:
+    """`stop_reason` repeats the client's stop string on OpenAI's routes, and tells a failure on `/v1/messages` only."""
+    stopped = json.dumps({"choices": [{"finish_reason": "stop", "stop_reason": word}]}).encode()
+    assert not legs.unfinished(stopped, Route.CHAT)
+    assert not legs.unfinished(stopped, Route.COMPLETIONS)
+    assert legs.unfinished(json.dumps({"choices": [{"finish_reason": word}]}).encode(), Route.CHAT)
+    assert legs.unfinished(json.dumps({"stop_reason": word}).encode(), Route.MESSAGES)
 
 
 def test_usage_of_a_stream_is_read_from_its_last_event() -> None:

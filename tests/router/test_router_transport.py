@@ -3,10 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from pdpool_api.names import Role
+from pdpool_router.faults import ConnectFailed, EngineFault, EngineReset
+from pdpool_router.forward import transport as connections
+from pdpool_router.forward.relay import Answer, Collector
 from pdpool_router.forward.transport import Transport
 from pdpool_router.records import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Engine = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+REQUEST = b"POST / HTTP/1.1\r\nhost: e\r\ncontent-length: 0\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@contextlib.asynccontextmanager
+async def engine_of(serve: Engine) -> AsyncIterator[tuple[Transport, Endpoint]]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    transport = Transport()
+    try:
+        yield transport, endpoint_at(server.sockets[0].getsockname()[1])
+    finally:
+        transport.close()
+        server.close()
+
+
+def endpoint_at(port: int, host: str = "127.0.0.1") -> Endpoint:
+    return Endpoint(uid="u", name="n", role=Role.DECODE, host=host, port=port)
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def call(transport: Transport, endpoint: Endpoint) -> Any:
+    return await transport.call(endpoint, REQUEST, Collector(), connect_s=5)
 
 
 async def test_connection_of_a_probe_is_not_used_again() -> None:
@@ -30,3 +71,56 @@ async def test_connection_of_a_probe_is_not_used_again() -> None:
     finally:
         transport.close()
         server.close()
+
+
+async def test_a_reset_is_no_end_of_an_answer() -> None:
+    """An answer that ends with its connection is whole only when the engine ended it in order."""
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        reset(writer)
+
+    async with engine_of(engine) as (transport, endpoint):
+        with pytest.raises(EngineReset):
+            await call(transport, endpoint)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_only_an_idle_end_is_made_good_unseen(monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
+    """A kept connection that ends as the request arrives is replaced; one that ends later has failed the request."""
+    monkeypatch.setattr(connections, "STALE_AFTER_S", 0.0)
+    monkeypatch.setattr(connections, "STALE_SEEN_WITHIN_S", 0.2)
+    seen: list[int] = []
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = not seen
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                seen.append(1)
+                if first and len(seen) == 2:
+                    await asyncio.sleep(0.4 if late else 0)
+                    reset(writer)
+                    return
+                writer.write(OK)
+        writer.close()
+
+    async with engine_of(engine) as (transport, endpoint):
+        await call(transport, endpoint)
+        if late:
+            with pytest.raises(EngineFault):
+                await call(transport, endpoint)
+            assert len(seen) == 2
+        else:
+            assert isinstance(await call(transport, endpoint), Answer)
+            assert len(seen) == 3
+
+
+async def test_a_name_that_is_none_is_a_failed_connection() -> None:
+    """A host name that cannot be looked up fails like any connection, and as nothing worse."""
+    transport = Transport()
+    with pytest.raises(ConnectFailed):
+        await call(transport, endpoint_at(1, "a" * 70 + ".invalid"))

@@ -7,14 +7,23 @@ is refused with its path, so that a misspelt setting never goes unnoticed. The r
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from pdpool_api.names import Role
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _engine_address(url: str) -> str:
+    """The URL, if it names a host and, where it names a port, one that exists."""
+    parts = urlsplit(url)  # raises ValueError for a broken IPv6 host
+    if not parts.hostname or parts.port == 0 or parts.netloc.endswith(":"):  # so does `port`, where it is no port
+        raise ValueError("must be http://host:port")
+    return url
 
 
 class ConfigError(ValueError):
@@ -30,7 +39,7 @@ class Section(BaseModel):
 class Model(Section):
     """What the router serves."""
 
-    served_names: Annotated[tuple[str, ...], Field(min_length=1)]
+    served_names: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     """Names that clients may ask for; the first is the primary."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters that every engine has loaded; clients ask for them as for models."""
@@ -40,7 +49,7 @@ class StaticEndpoint(Section):
     """One engine at a fixed address."""
 
     role: Literal[Role.PREFILL, Role.DECODE, Role.AGGREGATED]
-    url: Annotated[str, Field(pattern=r"^http://[^/\s]+/?$")]
+    url: Annotated[str, Field(pattern=r"^http://[^/\s@?#]+/?$"), AfterValidator(_engine_address)]
     """`http://host:port`, IPv6 hosts in brackets."""
     revision: str = ""
     """Only endpoints of one revision are paired; empty: one revision."""
@@ -97,8 +106,10 @@ class RouterConfig(Section):
     endpoints: Endpoints
     routing: Routing = Routing()
     limits: Limits = Limits()
-    forward_headers: tuple[Annotated[str, Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$")], ...] = ()
-    """Client headers (lower case) that engines get besides content-type, accept, traceparent and tracestate."""
+    forward_headers: tuple[
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", to_lower=True)], ...
+    ] = ()
+    """Client headers (in any case) that engines get besides content-type, accept, traceparent and tracestate."""
 
 
 def parse(text: str) -> RouterConfig:
@@ -111,6 +122,8 @@ def parse(text: str) -> RouterConfig:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as fault:
         raise ConfigError(f"not YAML: {fault}") from fault
+    except RecursionError as fault:
+        raise ConfigError("not YAML: nested too deeply") from fault
     return from_mapping(raw)
 
 

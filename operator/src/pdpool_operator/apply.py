@@ -8,6 +8,7 @@ that somebody else made in the meantime is left alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -31,6 +32,7 @@ from pdpool_operator.records import (
 )
 
 _BY_KIND: Final = {resource.kind: resource for resource in CHILD_RESOURCES}
+_TAKE_OVER_TRIES: Final = 5
 _ORDER: Final = {resource: place for place, resource in enumerate(CHILD_RESOURCES)}
 
 _log = structlog.get_logger(__name__)
@@ -118,7 +120,10 @@ class Writer:
             # Watches see only objects with our labels: another's object of this name shows itself only here.
             live = await self._kube.get(child.resource, namespace, child.name)
             if live is not None and not (_owned(live, observed.uid) or ownership.was_applied(body, live)):
-                results.conflicts.append(child.key)
+                if _of_earlier_life(live, observed):
+                    results.failed[child.key] = "is of a deleted pool of this name, and goes with it"
+                else:
+                    results.conflicts.append(child.key)
                 return None
         if live is not None and "deletionTimestamp" in live["metadata"]:
             results.failed[child.key] = "is being deleted"
@@ -148,12 +153,16 @@ class Writer:
         Whoever changes the key of a list's item, as the number of a port or the name of a container, takes ours away
         and leaves one of theirs: an apply alone would put ours beside it, and the two may exclude each other.
         """
-        live = await self._kube.get(resource, namespace, meant["metadata"]["name"])
-        if live is None or live["metadata"]["uid"] != meant["metadata"]["uid"]:
-            return
-        entries = ownership.taken_over(meant, live)
-        if entries is not None:
-            await self._kube.set_managed_fields(resource, live, entries)
+        for _ in range(_TAKE_OVER_TRIES):
+            live = await self._kube.get(resource, namespace, meant["metadata"]["name"])
+            if live is None or live["metadata"]["uid"] != meant["metadata"]["uid"]:
+                return
+            entries = ownership.taken_over(meant, live)
+            if entries is None:
+                return
+            with contextlib.suppress(ConflictError):  # its controller was faster
+                await self._kube.set_managed_fields(resource, live, entries)
+                return
 
     async def _delete(self, observed: Observed, key: ChildKey, results: _Results) -> None:
         live = observed.children[key]
@@ -202,6 +211,12 @@ def status_differs(pool: Json, status: Json) -> bool:
         return True
     owned = ownership.entry(pool, "status")
     return owned is None or bool(ownership.mismatch(owned, {"status": status}))
+
+
+def _of_earlier_life(live: Json, observed: Observed) -> bool:
+    """True for a child of a pool of this name that was deleted a moment ago: the garbage collector is on its way."""
+    owner = pool_owner(live)
+    return owner is not None and owner["name"] == observed.ref.name
 
 
 def _body(child: Child) -> Json:

@@ -89,10 +89,15 @@ async def watch(file: Path, current: RouterConfig, apply: Callable[[RouterConfig
         except ConfigError as fault:
             _log.error("configuration refused, the old one stays", file=str(file), reason=str(fault))
             continue
-        if new != current:
-            current = new
+        if new == current:
+            continue
+        try:
             apply(new)
-            _log.info("configuration applied", file=str(file))
+        except Exception as fault:  # noqa: BLE001 - a defect must not end the watch: the next file may mend it
+            _log.error("configuration not applied", file=str(file), kind=type(fault).__name__, reason=str(fault))
+            continue
+        current = new
+        _log.info("configuration applied", file=str(file))
 
 
 def _from_flags(flags: argparse.Namespace) -> RouterConfig:
@@ -120,7 +125,9 @@ def _port(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="pdpool-router", description="One OpenAI-compatible URL before prefill and decode engines."
+        prog="pdpool-router",
+        description="One OpenAI-compatible URL before prefill and decode engines.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration file (YAML), read again when it changes"

@@ -36,6 +36,8 @@ def engine_deployment(pool: InferencePool, role: Role, revision: str) -> Child:
         "metadata": {**meta, "labels": {**meta["labels"], **revision_label}},
         "spec": {
             "replicas": spec.desired_replicas,
+            # Written out, so that a rollout that somebody paused goes on.
+            "paused": False,
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": pool.spec.engine.startup_timeout_seconds + _DEADLINE_MARGIN_S,
             "selector": {"matchLabels": {**names.selector_labels(pool.name, role), **revision_label}},

@@ -35,6 +35,7 @@ def router_deployment(pool: InferencePool) -> Child:
         "metadata": metadata(pool, Role.ROUTER, "router"),
         "spec": {
             "replicas": pool.spec.router.desired_replicas,
+            "paused": False,
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": 600,
             "selector": {"matchLabels": names.selector_labels(pool.name, Role.ROUTER)},

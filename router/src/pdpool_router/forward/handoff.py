@@ -174,7 +174,7 @@ class Forwarder:
             endpoint = decision.endpoint
             lease = self._endpoints.inflight.reserve(endpoint)
             try:
-                return await self._collect(endpoint, path, head, body, total_s=self.config.limits.prefill_seconds)
+                answer = await self._collect(endpoint, path, head, body, total_s=self.config.limits.prefill_seconds)
             except EngineTimedOut:
                 raise
             except EngineFault:
@@ -182,6 +182,10 @@ class Forwarder:
                     raise
                 tried = _without(tried, endpoint)
                 self._telemetry.retries["whole"] += 1
+            else:
+                if answer.head.status == _OK:
+                    self._endpoints.health.succeeded(endpoint.uid)
+                return answer
             finally:
                 lease.release()
 
@@ -265,11 +269,14 @@ class Forwarder:
             return handed
 
     def _handoff(self, endpoint: Endpoint, answer: Answer) -> legs.Handoff:
+        health = self._endpoints.health
         try:
-            return legs.handoff(answer.body)
+            handed = legs.handoff(answer.body)
         except legs.HandoffError as fault:
-            self._endpoints.health.failed(endpoint.uid)
+            health.failed(endpoint.uid)
             raise EngineMalformed("The prefill engine's answer is not valid.") from fault
+        health.succeeded(endpoint.uid)
+        return handed
 
     async def _decode(self, job: Job, request: Request, prefilled: _Handed, sink: Sink, retries: _Retries) -> Outcome:
         handoff = prefilled.handoff
@@ -366,21 +373,21 @@ class Forwarder:
                 else:
                     health.succeeded(leg.endpoint.uid)
                 return Outcome(None, leg.way, _streamed_usage(relay, job.route, prefilled))
-            return self._judged(leg.endpoint, result, leg.way)
+            return self._judged(job.route, leg.endpoint, result, leg.way)
         except EngineFault as fault:
             health.failed(leg.endpoint.uid, certain=isinstance(fault, ConnectFailed))
             raise
         finally:
             lease.release()
 
-    def _judged(self, endpoint: Endpoint, answer: Answer, way: Way) -> Outcome:
+    def _judged(self, route: legs.Route, endpoint: Endpoint, answer: Answer, way: Way) -> Outcome:
         """A whole answer, unless it only looks like one."""
         status = answer.head.status
         if status >= _SERVER_ERROR:
             raise _status_fault(status)
         if status == _OK:
             usage = legs.usage(answer.body)
-            if legs.unfinished(answer.body):
+            if legs.unfinished(answer.body, route):
                 raise EngineAborted(
                     "The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0
                 )
@@ -389,7 +396,7 @@ class Forwarder:
         return Outcome(answer, way)
 
     async def _collect(self, endpoint: Endpoint, path: str, head: bytes, body: bytes, *, total_s: float) -> Answer:
-        """A whole answer below 500.
+        """A whole answer below 500; whether it is a success is for the caller to judge and to tell.
 
         Raises:
             EngineFault: there is none.
@@ -411,8 +418,6 @@ class Forwarder:
         except EngineFault as fault:
             health.failed(endpoint.uid, certain=isinstance(fault, ConnectFailed))
             raise
-        if status == _OK:
-            health.succeeded(endpoint.uid)
         return answer
 
 

@@ -272,7 +272,7 @@ class Relay:
     # --- streams -------------------------------------------------------------------------------------------------
     def _forward(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
         text = self._carry + payload if self._carry else payload
-        if legs.unfinished(text):
+        if legs.unfinished(text, self._route):
             self._give_up(payload, now_s)
             return
         self._watch(text)
@@ -333,7 +333,7 @@ class Relay:
         if not self._began:
             self.done.set_exception(fault)
             return
-        found = legs.UNFINISHED.search(payload)
+        found = legs.UNFINISHED[self._route].search(payload)
         whole_before = (
             payload[: payload.rfind(b"\n\n", 0, found.start()) + 2]
             if found and b"\n\n" in payload[: found.start()]

@@ -25,6 +25,8 @@ MAX_IDLE_PER_ENDPOINT: Final = 256
 IDLE_KEPT_S: Final = 30.0
 STALE_AFTER_S: Final = 1.0
 """Engines end connections that are idle for seconds, never for less."""
+STALE_SEEN_WITHIN_S: Final = 1.0
+"""The end of such a connection arrives about when the request does; later it is the request's own end."""
 _NO_BODY_BEFORE: Final = 200
 _SERVER_ERROR: Final = 500
 
@@ -231,16 +233,21 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
-        del exc
         self._lost = True
         self._owner.forget(self)
         receiver = self._receiver
         if receiver is None:
             return
         head = self._head
-        if head is not None and head.framing is Framing.CLOSE:
-            self._finish(monotonic())
-        elif head is None and not self._buffer and self._idled_s >= STALE_AFTER_S:
+        now_s = monotonic()
+        if head is not None and head.framing is Framing.CLOSE and exc is None:
+            self._finish(now_s)
+        elif (
+            head is None
+            and not self._buffer
+            and self._idled_s >= STALE_AFTER_S
+            and now_s - self.heard_s < STALE_SEEN_WITHIN_S
+        ):
             # Most likely the engine ended a connection that it thought idle, before it saw the request. One that was
             # in use just now broke for another reason, and the request may have been seen.
             self._receiver = None
@@ -410,7 +417,7 @@ class Transport:
                 _, upstream = await asyncio.get_running_loop().create_connection(
                     lambda: Upstream(self, endpoint), endpoint.host, endpoint.port
                 )
-        except (OSError, TimeoutError) as fault:
+        except (OSError, TimeoutError, UnicodeError) as fault:  # the last: a name that cannot be one of a host
             raise ConnectFailed("No connection to the engine.") from fault
         return upstream
 

@@ -94,9 +94,24 @@ _ASK_FOR_KV: Final = Raw(
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_text = msgspec.json.Decoder(str | None).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
-_encode = msgspec.json.Encoder().encode
+_encode_plain = msgspec.json.Encoder().encode
 
-UNFINISHED: Final = re.compile(rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?:abort|error)"')
+
+def _encode(fields: Fields) -> bytes:
+    try:
+        return _encode_plain(fields)
+    except UnicodeEncodeError:  # half of a surrogate pair in a name: JSON can spell it, UTF-8 cannot
+        return b"{%b}" % b",".join(b"%b:%b" % (json.dumps(name).encode(), value) for name, value in fields.items())
+
+
+_ENDED_BADLY: Final = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
+UNFINISHED: Final = {
+    Route.CHAT: _ENDED_BADLY,
+    Route.COMPLETIONS: _ENDED_BADLY,
+    Route.RESPONSES: _ENDED_BADLY,
+    # Elsewhere `stop_reason` is the client's own stop string, which may be any word.
+    Route.MESSAGES: re.compile(rb'"stop_reason"\s*:\s*"(?:abort|error)"'),
+}
 """An answer that the engine gave up. Quotes inside a JSON string are escaped, so text of a model never matches."""
 STREAM_END: Final = {
     Route.CHAT: re.compile(rb"\ndata: ?\[DONE\]"),
@@ -146,7 +161,10 @@ def _without_router_only(fields: Fields) -> Fields:
         try:
             xargs = _decode_fields(kept[_XARGS])
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return kept if len(kept) < len(fields) else fields
+            try:
+                xargs = _as_the_engine_reads(bytes(kept[_XARGS]))
+            except BodyError:  # no object: it holds nothing for an engine, which refuses it
+                return kept if len(kept) < len(fields) else fields
         clean = {key: value for key, value in xargs.items() if key not in _ROUTER_ONLY_XARGS}
         if len(clean) < len(xargs):
             kept[_XARGS] = Raw(_encode(clean))
@@ -281,10 +299,10 @@ def handoff(answer: bytes) -> Handoff:
     return Handoff(params, counts.prompt_tokens, counts.cached_tokens)
 
 
-def unfinished(answer: bytes) -> bool:
+def unfinished(answer: bytes, route: Route) -> bool:
     """Whether an answer, or whole lines of a stream, tell that the engine gave the request up."""
     # Quick look-ups first: the expression runs for few answers, and this for every piece of each stream.
-    return (b'"abort"' in answer or b'"error"' in answer) and UNFINISHED.search(answer) is not None
+    return (b'"abort"' in answer or b'"error"' in answer) and UNFINISHED[route].search(answer) is not None
 
 
 def usage(answer: bytes) -> Usage | None:
