@@ -34,7 +34,7 @@ def test_a_written_file_is_read_back() -> None:
         ({"endpoints": {"static": [{"role": "router", "url": "http://h:1"}]}}, "endpoints.static.0.role: "),
         ({"endpoints": {"static": [{"role": "decode", "url": "ftp://h"}]}}, "endpoints.static.0.url: "),
         ({"routing": {"policy": "Magic"}}, "routing.policy: "),
-        ({"forwardHeaders": ["Authorization"]}, "forwardHeaders.0: "),
+        ({"forwardHeaders": ["not a name"]}, "forwardHeaders.0: "),
     ],
 )
 def test_a_broken_rule_is_named_with_its_field(change: dict[str, Any], message: str) -> None:
