@@ -48,11 +48,11 @@ test-api: install ## Tests against a real API server
 
 .PHONY: e2e
 e2e: install ## Tests on the real cluster, with real engines
-	@$(PYTEST) -q -m "cluster or engine" tests/cluster tests/e2e
+	@$(PYTEST) -v -m cluster tests/cluster tests/e2e
 
 .PHONY: test-engine-real
 test-engine-real: install ## The table of exchanges on real vLLM
-	@$(PYTEST) -q --engine=real tests/engine
+	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_standin_cli.py
 
 .PHONY: generate
 generate: install ## Write the CRD and the install manifest from their sources

@@ -83,6 +83,11 @@ def test_the_schema_is_structural(cluster: Cluster) -> None:
         ({"engine": {"imgae": "x"}}, 'unknown field "spec.engine.imgae"', "strict decoding error"),
         ({"decode": {"env": [{"name": "A", "valeu": "1"}]}}, "spec.decode.env[0].valeu", "strict decoding error"),
         ({"decode": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.decode.env[1]", "Duplicate value"),
+        (
+            {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}},
+            "spec.engine.env",
+            "a value or a valueFrom, not both",
+        ),
         ({"decode": {"env": [{"value": "1"}]}}, "spec.decode.env[0].name", "Required value"),
         ({"decode": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline", "must be 1"),
         (

@@ -71,6 +71,10 @@ def test_files_are_read_strictly() -> None:
             r"spec\.model: .*a name in servedNames must have no white space",
         ),
         ({"model": {"id": "m", "maxModelLen": 0}}, r"spec\.model\.maxModelLen: .*greater than or equal to 1"),
+        (
+            {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {}}}]}},
+            r"spec\.engine\.env: .*a value or a valueFrom, not both",
+        ),
         ({"prefill": {"replicas": -1}}, r"spec\.prefill\.replicas: .*greater than or equal to 0"),
         (
             {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"tensor": 3}}},

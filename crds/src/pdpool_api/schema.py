@@ -74,7 +74,27 @@ SpreadConstraint = Annotated[dict[str, Any], _core("TopologySpreadConstraint")]
 ResourceClaim = Annotated[dict[str, Any], _core("PodResourceClaim")]
 PullSecret = Annotated[dict[str, Any], _core("LocalObjectReference")]
 
-EnvVars = Annotated[tuple[EnvVar, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
+_ENV_RULE: Final = "a variable has a value or a valueFrom, not both"
+
+
+def _one_source(variables: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The rule of the schema again, for files."""
+    if any(each.get("value") and each.get("valueFrom") for each in variables):
+        raise ValueError(_ENV_RULE)
+    return variables
+
+
+EnvVars = Annotated[
+    tuple[EnvVar, ...],
+    Field(
+        max_length=MAX_ITEMS,
+        json_schema_extra={
+            **_map_list("name"),
+            **rules(rule("self.all(e, !has(e.value) || e.value == '' || !has(e.valueFrom))", _ENV_RULE)),
+        },
+    ),
+    AfterValidator(_one_source),
+]
 Volumes = Annotated[tuple[Volume, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
 VolumeMounts = Annotated[tuple[VolumeMount, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("mountPath"))]
 Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=MAX_ITEMS)]
