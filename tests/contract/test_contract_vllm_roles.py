@@ -174,6 +174,14 @@ def test_the_author_pins_better(spec: MakeSpec) -> None:
     assert vllm.disagreements(pool) == ()
 
 
+def test_a_backend_named_for_one_role_is_compared_with_what_the_other_chooses(spec: MakeSpec) -> None:
+    """Known hardware chooses in a known order: naming the same for one role is fine, naming another is not."""
+    named = {"hardware": "l40s", "args": ["--attention-backend=FLASH_ATTN"]}
+    assert vllm.disagreements(spec(prefill={"hardware": "h100-sxm"}, decode=named)) == ()
+    (found,) = vllm.disagreements(spec(prefill={"hardware": "b200"}, decode=named))
+    assert found.message == '--attention-backend must be equal: prefill has "FLASHINFER", decode has "FLASH_ATTN"'
+
+
 @pytest.mark.parametrize(
     ("over", "words"),
     [

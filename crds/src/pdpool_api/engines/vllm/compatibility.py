@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pdpool_api import hardware, models
 from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.arguments import transfer_config
-from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, own_choice, pinned_backend
+from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, choices, own_choice, pinned_backend
 from pdpool_api.engines.vllm.environment import environment
 from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
@@ -135,7 +135,7 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
     """
     if not spec.disaggregated:
         return ()
-    prefill, decode = settings(spec, Role.PREFILL), settings(spec, Role.DECODE)
+    prefill, decode = _chosen(spec, Role.PREFILL), _chosen(spec, Role.DECODE)
     names = sorted(prefill.keys() | decode.keys())
     found = [
         Disagreement(name, prefill.get(name), decode.get(name))
@@ -148,6 +148,16 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
         *_sizes(spec),
         *_hardware(spec),
     )
+
+
+def _chosen(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
+    """The settings of a role, and the backend that its hardware chooses where only the other role names one."""
+    found = settings(spec, role)
+    other = settings(spec, Role.DECODE if role is Role.PREFILL else Role.PREFILL)
+    by_itself = choices(spec, role)
+    if ATTENTION_BACKEND in other and ATTENTION_BACKEND not in found and by_itself:
+        return {**found, ATTENTION_BACKEND: by_itself[0]}
+    return found
 
 
 def _sizes(spec: InferencePoolSpec) -> Iterator[Disagreement]:
