@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def test_counts_are_never_negative_and_end_at_zero(steps: list[tuple[str, bool, 
 
 
 def test_a_new_life_of_a_replica_starts_at_zero() -> None:
-    """Load belongs to a uid: the same name and address with another uid has none, and the old one is still shown."""
+    """Load belongs to a uid: the same name and address with another uid has none, and the old one is shown no more."""
     endpoints = Endpoints(Inflight(), clock=Clock())
     endpoints.replace([decode("old")])
     lease = endpoints.inflight.reserve(decode("old"))
@@ -55,9 +56,22 @@ def test_a_new_life_of_a_replica_starts_at_zero() -> None:
     endpoints.replace([decode("new")])
     assert gone == ["old"]
     assert endpoints.snapshot().inflight.get("new", 0) == 0
-    assert {one.uid for one in endpoints.with_load()} == {"old", "new"}
+    assert {one.uid for one in endpoints.all()} == {"new"}
     lease.release()
-    assert {one.uid for one in endpoints.with_load()} == {"new"}
+    assert not endpoints.inflight.requests
+
+
+def test_an_endpoint_that_moved_loses_its_connections() -> None:
+    """A uid at another address is told as gone from the old one, so that nothing kept there is used again."""
+    endpoints = Endpoints(Inflight(), clock=Clock())
+    here = decode("a")
+    endpoints.replace([here])
+    gone: list[Endpoint] = []
+    endpoints.on_gone(gone.append)
+    endpoints.replace([here])
+    assert gone == []
+    endpoints.replace([msgspec.structs.replace(here, port=8001)])
+    assert gone == [here]
 
 
 def test_a_draining_endpoint_is_known_but_not_chosen() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -216,3 +217,54 @@ async def test_shutdown_finishes_what_was_accepted(site: MakeSite) -> None:
     assert answer.text.endswith("data: [DONE]\n\n")
     await asyncio.wait_for(draining, 5)
     assert await idle.rest() == b""
+
+
+async def test_shutdown_waits_for_a_body_that_arrives(site: MakeSite) -> None:
+    """A request whose head was accepted is served, though its body comes after the shutdown began."""
+    here = await site()
+    body = json.dumps({**STREAM, "stream": False}).encode()
+    client = await RawClient.connect(here.router.port)
+    whole = raw_post("/v1/completions", body)
+    client.send(whole[:-10])
+    await eventually(lambda: any(connection.busy for connection in here.router.server.connections))
+    draining = asyncio.create_task(here.router.drain())
+    await asyncio.sleep(0.2)
+    assert not draining.done()
+    client.send(whole[-10:])
+    head, _ = await client.answer()
+    assert head.startswith(b"HTTP/1.1 200 ")
+    await asyncio.wait_for(draining, 5)
+
+
+async def test_shutdown_waits_until_a_slow_client_has_its_answer(site: MakeSite) -> None:
+    """An answer that is written but that no kernel has room for yet is not cut off."""
+    here = await site()
+    answer = json.dumps({"choices": [{"index": 0, "text": "x" * 400_000, "finish_reason": "stop"}]}).encode()
+    here.d.add_rule(leg="decode", status=200, body=answer.decode(), headers={"content-type": "application/json"})
+    client = await RawClient.connect(here.router.port)
+    client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.transport.pause_reading()
+    await eventually(lambda: len(here.router.server.connections) == 1)
+    (connection,) = here.router.server.connections
+    ours = connection._transport
+    assert ours is not None
+    ours.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client.send(raw_post("/v1/completions", json.dumps({**STREAM, "stream": False}).encode()))
+    await eventually(lambda: len(here.d.generations()) == 1)
+    await here.idle()
+    draining = asyncio.create_task(here.router.drain())
+    await asyncio.sleep(0.2)
+    assert not draining.done()
+    client.transport.resume_reading()
+    _, body = await client.answer()
+    assert body == answer
+    await asyncio.wait_for(draining, 5)
+
+
+async def test_the_engines_own_caching_header_is_not_repeated(site: MakeSite) -> None:
+    """Q73: a stream says once that it is not to be cached or buffered, whatever the engine says."""
+    here = await site()
+    here.d.add_rule(leg="decode", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    answer = await here.client.post("/v1/completions", json=STREAM)
+    assert answer.headers.get_list("cache-control") == ["no-cache"]
+    assert answer.headers.get_list("x-accel-buffering") == ["no"]

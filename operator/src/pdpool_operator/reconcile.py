@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
-CONFLICT_S: Final = 15.0
-"""Objects of others are not watched: a conflict is looked at again by the clock."""
+UNSEEN_S: Final = 15.0
+"""Objects of others and admission policies are not watched: what they hinder is looked at again by the clock."""
 CHANGED_S: Final = 1.0
 """The pool changed while it was looked at: its event wakes it, and this is for the case that the event is lost."""
 
@@ -52,7 +52,8 @@ async def reconcile(
     if observed is None or observed.deleting:
         return None
     step = next_plan(observed, images, operator_namespace)
-    if refused := await writer.refusals(observed, step):
+    refused = await writer.refusals(observed, step)
+    if refused:
         words = "; ".join(f"{key}: {said}" for key, said in refused.items())
         step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
     outcome = await writer.carry_out(observed, step)
@@ -60,7 +61,7 @@ async def reconcile(
     reported = await writer.report(observed, status(observed, step, outcome, now=now))
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
-    look_again_s = CONFLICT_S if outcome.conflicts or outcome.refused else LOOK_AGAIN_S
+    look_again_s = UNSEEN_S if outcome.conflicts or outcome.refused or refused else LOOK_AGAIN_S
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 

@@ -77,7 +77,8 @@ class Metrics(Collector):
         family = GaugeMetricFamily(
             f"{ROUTER_METRICS_PREFIX}inflight", "Requests in flight, by endpoint.", labels=("endpoint", "role")
         )
-        for endpoint in self._endpoints.with_load():
+        # An endpoint that is gone has no series, whatever still runs there: its successor may have its name.
+        for endpoint in self._endpoints.all():
             family.add_metric(
                 (endpoint.name, endpoint.role.value), self._endpoints.inflight.requests.get(endpoint.uid, 0)
             )

@@ -128,8 +128,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is in hand."""
-        return self._busy is not None
+        """A request is in hand or its body still arrives, or an answer is not yet with the client's kernel."""
+        unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return unsent or self._busy is not None or self._current is not None
 
     # --- the event loop's side -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -486,7 +487,7 @@ class Server:
 
     @property
     def busy(self) -> int:
-        """Connections with a request in hand."""
+        """Connections that a shutdown must wait for."""
         return sum(1 for connection in self.connections if connection.busy)
 
     async def close(self) -> None:

@@ -31,6 +31,7 @@ _NOT_PASSED: Final = frozenset(
         "content-length", "date", "server", HEADER_REQUEST_ID, HEADER_PREFILL,
     )
 )  # fmt: skip
+_NOT_PASSED_WITH_EVENTS: Final = _NOT_PASSED | {b"cache-control", b"x-accel-buffering"}
 
 
 class FramingError(ValueError):
@@ -76,8 +77,10 @@ def parse_head(block: bytes) -> Head:
         named[name] = named[name] + b", " + value if name in named else value
     framing, length = _framing(version, status, named)
     keep_alive = framing is not Framing.CLOSE and _stays_open(named.get(b"connection", b""), version)
-    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in _NOT_PASSED])
-    return Head(status, tuple(headers), framing, length, keep_alive, named.get(b"content-type", b"").lower(), passed)
+    content_type = named.get(b"content-type", b"").lower()
+    kept_back = _NOT_PASSED_WITH_EVENTS if content_type.startswith(b"text/event-stream") else _NOT_PASSED
+    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back])
+    return Head(status, tuple(headers), framing, length, keep_alive, content_type, passed)
 
 
 def _framing(version: bytes, status: int, named: dict[bytes, bytes]) -> tuple[Framing, int]:

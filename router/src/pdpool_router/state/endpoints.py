@@ -30,13 +30,12 @@ class Endpoints:
         self.max_local_prefills = 0
         self.local_allowed = True
         self._known: dict[str, Endpoint] = {}
-        self._leaving: dict[str, Endpoint] = {}
         self._gone: list[Callable[[Endpoint], None]] = []
         self._snapshot: Snapshot | None = None
         self._health_version = -1
 
     def on_gone(self, callback: Callable[[Endpoint], None]) -> None:
-        """Calls back for every endpoint that is dropped."""
+        """Calls back for every endpoint that is dropped, or is no longer where it was."""
         self._gone.append(callback)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
@@ -46,12 +45,9 @@ class Endpoints:
         self.listed = True
         self._snapshot = None
         for uid, endpoint in old.items():
-            if uid not in new:
-                self._leaving[uid] = endpoint
+            if uid not in new or new[uid].authority != endpoint.authority:
                 for callback in self._gone:
                     callback(endpoint)
-        for uid in new:
-            self._leaving.pop(uid, None)
         self.health.keep(new)
 
     def configure(self, *, max_local_prefills: int, local_allowed: bool) -> None:
@@ -63,12 +59,6 @@ class Endpoints:
     def all(self) -> list[Endpoint]:
         """Every endpoint, the draining ones included."""
         return list(self._known.values())
-
-    def with_load(self) -> list[Endpoint]:
-        """Every endpoint, and those that are gone but still have requests in flight."""
-        for uid in [uid for uid in self._leaving if uid not in self.inflight.requests]:
-            del self._leaving[uid]
-        return [*self._known.values(), *self._leaving.values()]
 
     def snapshot(self) -> Snapshot:
         """The endpoints that may be chosen, and their load."""
