@@ -241,7 +241,6 @@ async def test_a_lost_event_is_made_good_by_the_next_list(
         if how != "gone":
             await eventually(lambda: bool(api.watches))
         api.pods = [pod("d2"), pod("d3")]  # nobody tells
-        api.watch_status = 200
         if how == "error event":
             await api.tell("ERROR", {"kind": "Status", "code": 410})
         elif how == "cut":

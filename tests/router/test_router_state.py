@@ -134,3 +134,25 @@ def test_health_of_a_gone_endpoint_is_forgotten() -> None:
     endpoints.replace([])
     endpoints.replace([decode("a")])
     assert len(endpoints.snapshot().decode) == 1
+
+
+def test_where_all_fail_those_that_answer_are_still_chosen() -> None:
+    """Decode engines that fail are left out while another is there; the last ones only when nothing listens there."""
+    endpoints = Endpoints(Inflight(), clock=Clock())
+    endpoints.replace([decode("a"), decode("b")])
+
+    def chosen() -> set[str]:
+        return {one.uid for one in endpoints.snapshot().decode}
+
+    for _ in range(FAILURES_TO_LEAVE):
+        endpoints.health.failed("a")
+    assert chosen() == {"b"}
+    for _ in range(FAILURES_TO_LEAVE):
+        endpoints.health.failed("b")
+    assert chosen() == {"a", "b"}
+    endpoints.health.failed("a", certain=True)
+    assert chosen() == {"b"}
+    endpoints.health.failed("b", certain=True)
+    assert chosen() == set()
+    endpoints.health.succeeded("b")
+    assert chosen() == {"b"}

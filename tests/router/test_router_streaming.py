@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 import pytest
 
-from tests.router.conftest import PROMPT, RawClient, eventually, raw_post
+from tests.router.conftest import PROMPT, RawClient, config, eventually, raw_post, running
 
 if TYPE_CHECKING:
     from tests.router.conftest import MakeSite
@@ -165,7 +167,7 @@ async def test_a_slow_reader_pauses_the_engine_and_is_not_taken_for_silence(site
     And gets all in the end.
     """
     here = await site(limits={"idleSeconds": 0.6})
-    here.d.add_rule(leg="decode", text=["x" * 60_000] * 200)
+    here.d.add_rule(leg="decode", text=["x" * 3_000_000] * 200)
     client = await RawClient.connect(here.router.port)
     client.transport.pause_reading()
     client.send(raw_post("/v1/completions", json.dumps({**STREAM, "max_tokens": 200}).encode()))
@@ -239,22 +241,23 @@ async def test_shutdown_waits_for_a_body_that_arrives(site: MakeSite) -> None:
 async def test_shutdown_waits_until_a_slow_client_has_its_answer(site: MakeSite) -> None:
     """An answer that is written but that no kernel has room for yet is not cut off."""
     here = await site()
-    answer = json.dumps({"choices": [{"index": 0, "text": "x" * 400_000, "finish_reason": "stop"}]}).encode()
+    answer = json.dumps({"choices": [{"index": 0, "text": "x" * 3_000_000, "finish_reason": "stop"}]}).encode()
     here.d.add_rule(leg="decode", status=200, body=answer.decode(), headers={"content-type": "application/json"})
     client = await RawClient.connect(here.router.port)
-    client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.transport.pause_reading()
     await eventually(lambda: len(here.router.server.connections) == 1)
     (connection,) = here.router.server.connections
-    ours = connection._transport
-    assert ours is not None
-    ours.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    transport = connection._transport
+    assert transport is not None
+    ours = transport.get_extra_info("socket")
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
     client.send(raw_post("/v1/completions", json.dumps({**STREAM, "stream": False}).encode()))
     await eventually(lambda: len(here.d.generations()) == 1)
     await here.idle()
     draining = asyncio.create_task(here.router.drain())
     await asyncio.sleep(0.2)
     assert not draining.done()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
     client.transport.resume_reading()
     _, body = await client.answer()
     assert body == answer
@@ -268,3 +271,36 @@ async def test_the_engines_own_caching_header_is_not_repeated(site: MakeSite) ->
     answer = await here.client.post("/v1/completions", json=STREAM)
     assert answer.headers.get_list("cache-control") == ["no-cache"]
     assert answer.headers.get_list("x-accel-buffering") == ["no"]
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_an_abort_is_judged_by_tokens_not_by_reads(tokens: int) -> None:
+    """A stream that is aborted after tokens ends with an error event, though all of it came in one read."""
+    events = [b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'] * tokens
+    last = [b'data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}\n\n', b"data: [DONE]\n\n"]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events + last) + b"0\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            if not (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /health "):
+                writer.write(head + body)
+                await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    static = [{"role": "aggregated", "url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}]
+    try:
+        async with (
+            running(config(static)) as router,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}") as client,
+        ):
+            answer = await client.post("/v1/completions", json=STREAM)
+    finally:
+        server.close()
+    assert b"[DONE]" not in answer.content
+    if tokens:
+        assert answer.status_code == 200
+        assert answer.content.startswith(b"".join(events) + b'data: {"error":')
+    else:
+        assert answer.status_code == 502

@@ -330,16 +330,17 @@ class Relay:
     def _give_up(self, payload: bytes, now_s: float) -> None:
         """The engine ends the request with `abort` or `error`: as a break, whatever it says after that."""
         fault = EngineAborted("The engine aborted the request.")
-        if not self._began:
-            self.done.set_exception(fault)
-            return
         found = legs.UNFINISHED[self._route].search(payload)
-        whole_before = (
-            payload[: payload.rfind(b"\n\n", 0, found.start()) + 2]
-            if found and b"\n\n" in payload[: found.start()]
-            else b""
-        )
-        if found is None or not self._at_event or (self._verbatim and not self._was_aligned):
+        start = found.start() if found is not None else 0
+        whole_before = payload[: payload.rfind(b"\n\n", 0, start) + 2] if b"\n\n" in payload[:start] else b""
+        if not self._began:
+            # A chat's first event tells the role and no token.
+            if whole_before.count(b"data: {") <= (self._route is legs.Route.CHAT):
+                self.done.set_exception(fault)
+                return
+            # As if its tokens had come in reads of their own.
+            self._begin(b"", now_s, length=None)
+        elif found is None or not self._at_event or (self._verbatim and not self._was_aligned):
             self._cut(fault)
             return
         self._last_s = now_s

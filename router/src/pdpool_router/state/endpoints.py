@@ -81,8 +81,9 @@ class Endpoints:
         )
 
     def _of(self, role: Role) -> tuple[Endpoint, ...]:
-        return tuple(
-            endpoint
-            for endpoint in self._known.values()
-            if endpoint.role is role and not endpoint.draining and self.health.usable(endpoint.uid)
-        )
+        candidates = [endpoint for endpoint in self._known.values() if endpoint.role is role and not endpoint.draining]
+        usable = tuple(endpoint for endpoint in candidates if self.health.usable(endpoint.uid))
+        if usable or role is Role.PREFILL:  # without prefill the configured fallback decides
+            return usable
+        # All fail: one that answers, however badly, is better than a refusal, and shows at once when it is well.
+        return tuple(endpoint for endpoint in candidates if self.health.answers(endpoint.uid))

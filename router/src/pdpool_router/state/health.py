@@ -24,6 +24,8 @@ class _Record(msgspec.Struct):
     out_until_s: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     out: bool = False
+    dead: bool = False
+    """Nothing listens there."""
 
 
 class Health:
@@ -46,6 +48,11 @@ class Health:
         record = self._records.get(uid)
         return record is None or not record.out
 
+    def answers(self, uid: str) -> bool:
+        """Whether an incarnation is there at all, however badly it answers."""
+        record = self._records.get(uid)
+        return record is None or not (record.out and record.dead)
+
     def succeeded(self, uid: str) -> None:
         """An answer came."""
         record = self._records.pop(uid, None)
@@ -63,8 +70,9 @@ class Health:
             record.pause_s = min(record.pause_s * 2, LONGEST_PAUSE_S)
         record.out_until_s = now_s + record.pause_s
         self._next_return_s = min(self._next_return_s, record.out_until_s)
-        if not record.out:
+        if not record.out or record.dead != certain:
             record.out = True
+            record.dead = certain
             self._changes += 1
 
     def keep(self, uids: Container[str]) -> None:
