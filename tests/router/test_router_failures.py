@@ -286,6 +286,20 @@ async def test_the_engines_own_error_event_passes_unchanged(site: MakeSite, toke
     assert await here.metric("truncated_streams_total") == 0
 
 
+async def test_the_engines_own_error_event_counts_against_it(site: MakeSite) -> None:
+    """A decode engine that ends its streams with errors of its own is left out while another is there."""
+    here = await site(decode=2)
+    bad, good = here.decode
+    bad.add_rule(leg="decode", error_event=True, fault_after_tokens=2)
+    good.set_pace(step_s=0.05)
+    for _ in range(20):
+        await here.client.post("/v1/completions", json=STREAM)
+        if await here.metric("endpoints", role="decode", state="failing") == 1:
+            break
+    assert await here.metric("endpoints", role="decode", state="failing") == 1
+    assert good.generations()
+
+
 async def test_an_error_event_before_any_token_is_tried_elsewhere(site: MakeSite) -> None:
     """A stream that begins with the engine's own failure goes to another pair while there is one."""
     here = await site(prefill=2, decode=2)

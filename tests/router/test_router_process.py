@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -93,6 +94,20 @@ async def test_the_command_serves_and_ends_a_stream_before_itself(tmp_path: Path
                 assert text.endswith("data: [DONE]\n\n")
             async with asyncio.timeout(10):
                 assert await router.process.wait() == 0
+
+
+async def test_the_command_may_hold_as_many_connections_as_the_system_allows() -> None:
+    """The soft limit of open files, often 1024, is raised to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    program = (
+        "import resource as r, pdpool_router.__main__ as m; "
+        "m._allow_connections(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", f"ulimit -Sn 256; exec {sys.executable} -c '{program}'", stdout=asyncio.subprocess.PIPE
+    )
+    text, _ = await process.communicate()
+    assert [int(limit) for limit in text.split()] == [hard, hard]
 
 
 async def test_a_bad_command_line_ends_with_a_clear_message() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import sys
 from typing import Final
@@ -32,6 +33,7 @@ def main() -> None:
         sys.stderr.write(f"pdpool-router: {fault}\n")
         raise SystemExit(EXIT_USAGE) from fault
     _log_to_stderr(chosen)
+    _allow_connections()
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(_serve(chosen))
 
@@ -69,6 +71,13 @@ async def _serve(chosen: Settings) -> None:
         if watching is not None:
             watching.cancel()
         await router.close()
+
+
+def _allow_connections() -> None:
+    """Raises the soft limit of open files to the hard one: each request holds two, and 1024 is a common default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_to_stderr(chosen: Settings) -> None:

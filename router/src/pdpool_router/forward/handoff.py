@@ -368,7 +368,7 @@ class Forwarder:
                 idle_s=self.config.limits.idle_seconds,
             )
             if isinstance(result, Relayed):
-                if result.broken is not None:
+                if result.broken is not None or relay.told_failure:
                     health.failed(leg.endpoint.uid)
                 else:
                     health.succeeded(leg.endpoint.uid)

@@ -27,7 +27,7 @@ MAX_HELD_BYTES: Final = 4_194_304
 _MAX_LINE_BYTES: Final = 65_536
 _OK: Final = 200
 _BLANK_LINE: Final = (b"\n", b"\r\n")
-_FAILED_FIRST: Final = re.compile(rb'data: ?\{"error":[^\n]*"code": ?5\d\d[,}]')
+_FAILURE: Final = re.compile(rb'data: ?\{"error":[^\n]*"code": ?5\d\d[,}]')
 _ERROR_EVENT: Final = b'\ndata: {"error"'
 
 
@@ -125,6 +125,8 @@ class Relay:
     # Defaults stand on the class: an answer that is no stream changes few of them.
     usage: legs.Usage | None = None
     """Token counts that the stream told, if any."""
+    told_failure = False
+    """The engine itself ended the stream with an error of its own (5xx)."""
     _upstream: Upstream | None = None
     _head: Head | None = None
     _streaming = False
@@ -304,7 +306,7 @@ class Relay:
         if payload.startswith(b"data: [DONE]"):
             self.done.set_exception(EngineAborted("The engine aborted the request."))
             return True
-        if _FAILED_FIRST.match(payload) and self._replaceable():
+        if _FAILURE.match(payload) and self._replaceable():
             self.done.set_exception(EngineStatus("The engine failed."))
             return True
         return False
@@ -318,6 +320,7 @@ class Relay:
             lines = b"\n" + text
             if legs.STREAM_END[self._route].search(lines) or _ERROR_EVENT in lines:
                 self._ended = True
+                self.told_failure = self.told_failure or _FAILURE.search(lines) is not None
         if text.endswith(b"\n"):
             self._at_event = text.endswith((b"\n\n", b"\r\n\r\n")) or text in _BLANK_LINE
             self._carry = b""
