@@ -131,6 +131,17 @@ def test_an_aggregated_role_is_guarded_alike(raw_pool: dict[str, Any]) -> None:
     assert not allowed(found, CLIENT, pod("aggregated"), 8000, SERVING)
 
 
+@pytest.mark.parametrize("source", [ROUTER, PROMETHEUS, OPERATOR_POD], ids=["router", "monitoring", "operator"])
+@pytest.mark.parametrize("port", [8000, 9000])
+def test_a_move_to_the_nodes_network_cuts_nobody_off(
+    raw_pool: dict[str, Any], source: tuple[str, dict[str, str]], port: int
+) -> None:
+    """While decode rolls, its old pods answer at the old port, its new ones at their own."""
+    raw_pool["spec"]["decode"]["template"] = {"hostNetwork": True}
+    assert allowed(policies(raw_pool), source, pod("decode"), port, SERVING)
+    assert not allowed(policies(raw_pool), CLIENT, pod("decode"), port, SERVING)
+
+
 @pytest.mark.parametrize("port", [8000, 9090, 5557])
 def test_without_watchers_no_rule_is_open_to_everybody(raw_pool: dict[str, Any], port: int) -> None:
     """A rule without peers would admit all, so none is made where there is nobody to name."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pdpool_api.pool import InferencePool
 from pdpool_operator import plan
 from pdpool_operator.reconcile import next_plan
-from pdpool_operator.records import ChildKey, Images, Observed, PoolRef
+from pdpool_operator.records import Images, Observed, PoolRef
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 NVLINK = {"hardware": "h100-sxm", "parallelism": {"tensor": 2}}
@@ -230,7 +230,7 @@ def test_auto_builds_the_roles_of_its_decision() -> None:
 
 
 def test_a_change_of_the_mode_keeps_the_old_roles_until_the_new_one_serves() -> None:
-    """It is a rollout: the Deployments of prefill and decode go when the aggregated one is available."""
+    """It is a rollout: prefill and decode, and what is around them, go when the aggregated one is available."""
     raw = {"metadata": {"name": "p", "uid": "u", "namespace": "n"}, "spec": {"model": {"id": "m"}, "decode": {}}}
     two = next_plan(Observed(PoolRef("n", "p"), {**raw, "spec": {**raw["spec"], "prefill": {}}}, {}), IMAGES)  # type: ignore[dict-item]
     assert two.desired is not None
@@ -242,8 +242,9 @@ def test_a_change_of_the_mode_keeps_the_old_roles_until_the_new_one_serves() -> 
     step = next_plan(Observed(PoolRef("n", "p"), whole, old), IMAGES)
     assert {key.kind for key in step.superseded} == {"Deployment"}
     assert len(step.superseded) == 2
-    assert {key for key in step.delete if key.kind == "Deployment"} == set()
-    assert ChildKey("Service", "p-prefill") in step.delete
+    assert not step.delete
+    leaving = {key for key in old if "-prefill" in key.name or "-decode" in key.name}
+    assert {key.kind for key in leaving} == {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"}
     assert step.desired is not None
     new = {
         child.key: {
@@ -253,4 +254,4 @@ def test_a_change_of_the_mode_keeps_the_old_roles_until_the_new_one_serves() -> 
         for child in step.desired.children
     }
     done = next_plan(Observed(PoolRef("n", "p"), whole, {**old, **new}), IMAGES)
-    assert step.superseded <= set(done.delete)
+    assert set(done.delete) == leaving

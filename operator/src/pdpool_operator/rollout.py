@@ -4,7 +4,7 @@ Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one r
 of the revision brings a second set of Deployments beside the first; the old set goes when the whole new one is
 available, and at once where it never served: sets of edits that came to nothing would pile up. Requests are paired
 within one revision by the router, so no pair is ever mixed on the way. A change of mode is a change of the revision
-whose roles have other names.
+whose roles have other names; budget, policy and Service of a role that goes stay as long as its pods serve.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ def next_step(observed: Observed, desired: Desired) -> Plan:
     carried = all(available(child, observed.children.get(child.key)) for child in engines)
     idle = {_revision(live) for live in older.values() if not _has_served(live)}
     serving = frozenset() if carried else frozenset(key for key, live in older.items() if _revision(live) not in idle)
+    leaving = {_role(older[key]) for key in serving} - {child.role for child in desired.children}
+    around = {key for key, live in extra.items() if key.kind != DEPLOYMENTS.kind and _role(live) in leaving}
     return Plan(
         desired=desired,
         apply=desired.children,
-        delete=tuple(sorted(key for key in extra if key not in serving)),
+        delete=tuple(sorted(key for key, live in extra.items() if key not in serving | around)),
         superseded=serving,
     )
 
@@ -46,8 +48,11 @@ def available(child: Child, live: Json | None) -> bool:
 
 def _is_older(key: ChildKey, live: Json) -> bool:
     """True for an engine Deployment of another revision; a change of mode is one, and leaves roles behind."""
-    labels = live["metadata"].get("labels", {})
-    return key.kind == DEPLOYMENTS.kind and labels.get(names.LABEL_ROLE, "") in names.ENGINE_ROLES
+    return key.kind == DEPLOYMENTS.kind and _role(live) in names.ENGINE_ROLES
+
+
+def _role(live: Json) -> str:
+    return str(live["metadata"].get("labels", {}).get(names.LABEL_ROLE, ""))
 
 
 def _revision(live: Json) -> str:

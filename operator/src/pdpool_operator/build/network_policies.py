@@ -25,13 +25,14 @@ OPERATOR_LABELS: Final = {"app.kubernetes.io/name": "pdpool-operator"}
 
 def engine_policy(pool: InferencePool, role: Role, operator_namespace: str | None) -> Child:
     """Everything from the pool's engines; HTTP and events from its routers; HTTP from operator and monitoring."""
-    http = vllm.http_port(pool.spec, role)
+    # A pod of an older revision may not be on the node's network yet, and answers at the usual port until it goes.
+    http = sorted({names.ENGINE_HTTP_PORT, vllm.http_port(pool.spec, role)})
     events = vllm.event_ports(pool.spec, role)
     router = {"podSelector": {"matchLabels": names.selector_labels(pool.name, Role.ROUTER)}}
     rules = [
         {"from": [_engines(pool)]},
-        {"from": [router], "ports": [_port(http), *(_port(first, last) for first, last in events)]},
-        *_watchers(pool, operator_namespace, http),
+        {"from": [router], "ports": [*map(_port, http), *(_port(first, last) for first, last in events)]},
+        *_watchers(pool, operator_namespace, *http),
     ]
     return _policy(pool, role, rules)
 
@@ -69,14 +70,14 @@ def _engines(pool: InferencePool) -> Json:
     }
 
 
-def _watchers(pool: InferencePool, operator_namespace: str | None, port: int) -> list[Json]:
+def _watchers(pool: InferencePool, operator_namespace: str | None, *ports: int) -> list[Json]:
     peers: list[dict[str, Any]] = [
         {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: name}}} for name in pool.spec.monitoring.from_namespaces
     ]
     if operator_namespace:
         of_operator = {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}
         peers.append({"namespaceSelector": of_operator, "podSelector": {"matchLabels": dict(OPERATOR_LABELS)}})
-    return [{"from": peers, "ports": [_port(port)]}] if peers else []
+    return [{"from": peers, "ports": [*map(_port, ports)]}] if peers else []
 
 
 def _port(first: int, last: int | None = None) -> Json:
