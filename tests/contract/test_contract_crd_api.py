@@ -124,7 +124,16 @@ def test_the_schema_is_structural(cluster: Cluster) -> None:
         ({"maxGpus": 0}, "spec.maxGpus", "greater than or equal to 1"),
         ({"transfer": {"rdma": {"resource": "rdma"}}}, "spec.transfer.rdma.resource", "should match"),
         ({"router": {"service": {"port": 70000}}}, "spec.router.service.port", "less than or equal to 65535"),
-        ({"router": {"httpRoute": {"parentRefs": []}}}, "spec.router.httpRoute.parentRefs", "at least 1 item"),
+        (
+            {"router": {"httpRoute": {"parentRefs": [{"name": ""}]}}},
+            "spec.router.httpRoute.parentRefs[0].name",
+            "at least 1 char",
+        ),
+        (
+            {"router": {"service": {"annotations": {"a b": "x"}}}},
+            "spec.router.service.annotations",
+            "a key must be a name",
+        ),
         ({"router": {"limits": {"idleSeconds": 0}}}, "spec.router.limits.idleSeconds", "greater than 0"),
         ({"monitoring": {"namespaces": ["A"]}}, "spec.monitoring.namespaces", "should match"),
         (

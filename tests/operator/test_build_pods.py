@@ -278,6 +278,13 @@ def test_a_route_has_no_timeout(raw_pool: dict[str, Any]) -> None:
     assert (rule["backendRefs"][0]["name"], rule["backendRefs"][0]["port"]) == ("tiny-router", 80)
 
 
+@pytest.mark.parametrize("given", [{}, {"parentRefs": [], "hostnames": []}], ids=["empty", "empty lists"])
+def test_a_route_without_parents_is_made(raw_pool: dict[str, Any], given: dict[str, Any]) -> None:
+    """It is made when given, as others may attach it; what is empty is left out."""
+    body = bodies(desired(raw_pool, router={"httpRoute": given}), "HTTPRoute")["router"]
+    assert set(body["spec"]) == {"rules"}
+
+
 def test_monitors_scrape_engines_and_the_routers_admin_port(raw_pool: dict[str, Any]) -> None:
     """One for each role, by its own labels; none unless asked."""
     found = bodies(desired(raw_pool, monitoring={"podMonitor": True}), "PodMonitor")

@@ -64,7 +64,7 @@ class Parallelism(ApiModel):
         return self.tensor * self.pipeline * self.data
 
 
-_VALID_KEYS: Final = rule(
+VALID_KEYS: Final = rule(
     "self.all(k, !format.qualifiedName().validate(k).hasValue())",
     "a key must be a name of at most 63 letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'",
 )
@@ -84,7 +84,7 @@ class TemplateMetadata(ApiModel):
                     f"self.all(k, !k.startsWith('{GROUP}/') && !(k in {_RESERVED_LABELS}))",
                     f"labels of {GROUP}/ and the five of app.kubernetes.io on every child are set by the operator",
                 ),
-                _VALID_KEYS,
+                VALID_KEYS,
             ),
         ),
     ] = Field(default_factory=dict)
@@ -98,7 +98,7 @@ class TemplateMetadata(ApiModel):
                     f"self.all(k, !k.startsWith('{GROUP}/'))",
                     f"annotations of {GROUP}/ are set by the operator",
                 ),
-                _VALID_KEYS,
+                VALID_KEYS,
             ),
         ),
     ] = Field(default_factory=dict)
@@ -110,7 +110,7 @@ class PodTemplate(ApiModel):
 
     metadata: TemplateMetadata = TemplateMetadata()
     """Labels and annotations of the pods; nothing of the pool's own metadata is copied to them."""
-    node_selector: Annotated[dict[str, LabelValue], Field(max_length=64, json_schema_extra=rules(_VALID_KEYS))] = Field(
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=64, json_schema_extra=rules(VALID_KEYS))] = Field(
         default_factory=dict
     )
     """Labels that a node must have; a key given here wins over that of the hardware profile."""

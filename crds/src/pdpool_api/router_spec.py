@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from pdpool_api.role_spec import DAY_S, PodTemplate
+from pdpool_api.role_spec import DAY_S, VALID_KEYS, PodTemplate
 from pdpool_api.schema import ApiModel, Resources, rule, rules
 
 Port = Annotated[int, Field(ge=1, le=65_535, json_schema_extra={"format": "int32"})]
@@ -41,7 +41,8 @@ class RouterService(ApiModel):
                 rule(
                     "self.all(k, !k.startsWith('pdpool.io/'))",
                     "annotations of pdpool.io/ are set by the operator",
-                )
+                ),
+                VALID_KEYS,
             ),
         ),
     ] = Field(default_factory=dict)
@@ -68,8 +69,8 @@ class ParentRef(ApiModel):
 class RouterHttpRoute(ApiModel):
     """A route of the Gateway API to the pool, without a request timeout, as answers stream for minutes."""
 
-    parent_refs: Annotated[tuple[ParentRef, ...], Field(min_length=1, max_length=32)]
-    """Gateways that the route is attached to."""
+    parent_refs: Annotated[tuple[ParentRef, ...], Field(max_length=32)] = ()
+    """Gateways that the route is attached to. Default: none, as where others attach it."""
     hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
     """Hosts that the route answers for. Default: those of the Gateway."""
 

@@ -25,6 +25,7 @@ def http_route(pool: InferencePool) -> Child | None:
     if route is None:
         return None
     meta = metadata(pool, Role.ROUTER, "router")
+    parents = [each.model_dump(by_alias=True, exclude_none=True) for each in route.parent_refs]
     backend = {
         "group": SERVICES.group,
         "kind": SERVICES.kind,
@@ -36,7 +37,7 @@ def http_route(pool: InferencePool) -> Child | None:
         "kind": HTTP_ROUTES.kind,
         "metadata": meta,
         "spec": {
-            "parentRefs": [each.model_dump(by_alias=True, exclude_none=True) for each in route.parent_refs],
+            **({"parentRefs": parents} if parents else {}),
             **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
             "rules": [{"backendRefs": [backend], "timeouts": {"request": _NO_TIMEOUT}}],
         },
