@@ -71,6 +71,8 @@ SHORT: Final = {
     "-ac": "--attention-config",
     "-cc": "--compilation-config",
     "-dp": "--data-parallel-size",
+    "-dpp": "--data-parallel-rpc-port",
+    "-ep": "--enable-expert-parallel",
     "-pp": "--pipeline-parallel-size",
     "-q": "--quantization",
     "-sc": "--speculative-config",
