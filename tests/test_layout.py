@@ -35,3 +35,16 @@ def test_pure_rooms_import_no_io() -> None:
     contract = (ROOT / ".importlinter").read_text()
     unnamed = {room for room in rooms if room not in contract} - {"py", "settings", "telemetry", "serve"}
     assert not unnamed, f"rooms without a layer in .importlinter: {sorted(unnamed)}"
+
+
+def test_git_ignores_no_source() -> None:
+    """An ignore pattern that also fits a package (`build/`) would leave it out of every clone without a word."""
+    sources = [
+        str(path.relative_to(ROOT))
+        for folder in ("crds", "operator", "router", "sim", "e2e", "tests", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        if "__pycache__" not in path.parts
+    ]
+    command = ["git", "check-ignore", "--stdin", "--no-index"]
+    done = subprocess.run(command, cwd=ROOT, input="\n".join(sources), capture_output=True, text=True, check=False)
+    assert not done.stdout.split()

@@ -49,7 +49,10 @@ def _nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
             yield from _nodes(schema[key], path + mark)
 
 
-CORE_ROOTS = (".env[]", ".resources", ".volumes[]", ".volumeMounts[]", ".securityContext")
+CORE_ROOTS = (
+    ".env[]", ".resources", ".volumes[]", ".volumeMounts[]", ".securityContext", ".podSecurityContext", ".affinity",
+    ".tolerations[]", ".topologySpreadConstraints[]", ".resourceClaims[]", ".imagePullSecrets[]",
+)  # fmt: skip
 
 
 def _is_inside_core(path: str) -> bool:
@@ -142,8 +145,9 @@ def test_everything_of_ours_is_bounded() -> None:
     limit = {"string": ("maxLength", "enum", "format"), "array": ("maxItems",), "integer": ("maximum", "format")}
     for path, node in _nodes(_schema()):
         ours = path.startswith((".spec", ".status")) and not any(f"{root}" in path for root in CORE_ROOTS)
-        if ours and node["type"] in limit:
-            assert set(limit[node["type"]]) & node.keys(), path
+        kind = "string" if node.get("x-kubernetes-int-or-string") else node["type"]
+        if ours and kind in limit:
+            assert set(limit[kind]) & node.keys(), path
         if ours and "additionalProperties" in node:
             assert "maxProperties" in node, path
         assert node.get("maxItems", 0) <= 256, path
@@ -152,8 +156,10 @@ def test_everything_of_ours_is_bounded() -> None:
 def test_the_schema_holds_the_fields_that_something_acts_on() -> None:
     """The top level of a spec, so that a field cannot slip in unnoticed."""
     spec = _schema()["properties"]["spec"]
-    assert list(spec["properties"]) == ["model", "engine", "mode", "transfer", "prefill", "decode", "router"]
-    assert spec["required"] == ["model", "prefill", "decode"]
+    assert list(spec["properties"]) == [
+        *("model", "engine", "mode", "transfer", "prefill", "decode", "maxGpus", "router", "monitoring")
+    ]
+    assert spec["required"] == ["model", "decode"]
 
 
 def test_there_is_a_status_subresource_and_no_scale() -> None:
@@ -168,7 +174,7 @@ def test_columns_of_the_contract() -> None:
     narrow = [each["name"].upper() for each in columns if not each.get("priority")]
     wide = [each["name"].upper() for each in columns if each.get("priority")]
     assert narrow == ["MODEL", "MODE", "PREFILL", "DECODE", "READY", "REASON", "AGE"]
-    assert wide == ["URL", "REVISION"]
+    assert wide == ["URL", "REVISION", "GPUS"]
 
 
 def test_every_status_field_is_in_the_schema() -> None:

@@ -102,6 +102,45 @@ def test_the_schema_is_structural(cluster: Cluster) -> None:
         ({"mode": "Both"}, "spec.mode", "Unsupported value"),
         ({"transfer": {"leaseSeconds": 1}}, "spec.transfer.leaseSeconds", "greater than or equal to 6"),
         ({"router": {"replicas": 0}}, "spec.router.replicas", "greater than or equal to 1"),
+        ({"mode": "Aggregated"}, "spec.prefill", "must be absent in mode Aggregated"),
+        ({"engine": {"shmSize": "24Gb"}}, "spec.engine.shmSize", "should match"),
+        (
+            {"model": {"id": "m", "cache": {"emptyDir": {}, "hostPath": {"path": "/m"}}}},
+            "spec.model.cache",
+            "at most one of",
+        ),
+        ({"model": {"id": "m", "adapters": [{"name": "m", "source": "o/a"}]}}, "spec.model.adapters", "servedNames"),
+        (
+            {"model": {"id": "m", "adapters": [{"name": "a", "source": "x"}, {"name": "a", "source": "y"}]}},
+            "spec.model.adapters",
+            "Duplicate value",
+        ),
+        ({"model": {"id": "m", "shape": {"parameters": 0}}}, "spec.model.shape.parameters", "greater than 0"),
+        (
+            {"decode": {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}},
+            "spec.decode.rollout",
+            "must not both be 0",
+        ),
+        ({"maxGpus": 0}, "spec.maxGpus", "greater than or equal to 1"),
+        ({"transfer": {"rdma": {"resource": "rdma"}}}, "spec.transfer.rdma.resource", "should match"),
+        ({"router": {"service": {"port": 70000}}}, "spec.router.service.port", "less than or equal to 65535"),
+        (
+            {"router": {"httpRoute": {"parentRefs": [{"name": ""}]}}},
+            "spec.router.httpRoute.parentRefs[0].name",
+            "at least 1 char",
+        ),
+        (
+            {"router": {"service": {"annotations": {"a b": "x"}}}},
+            "spec.router.service.annotations",
+            "a key must be a name",
+        ),
+        ({"router": {"limits": {"idleSeconds": 0}}}, "spec.router.limits.idleSeconds", "greater than 0"),
+        ({"monitoring": {"namespaces": ["A"]}}, "spec.monitoring.namespaces", "should match"),
+        (
+            {"decode": {"template": {"tolerations": [{"kee": "x"}]}}},
+            "spec.decode.template.tolerations",
+            "unknown field",
+        ),
         (
             {"decode": {"template": {"metadata": {"labels": {"pdpool.io/role": "x"}}}}},
             "spec.decode.template.metadata.labels",
@@ -156,15 +195,35 @@ def test_defaults_appear_and_only_they(pools: Cluster) -> None:
     """A small pool stores the schema's defaults; what depends on other fields stays absent, status as well."""
     pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=_manifest(SMALLEST))
     stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "p", "-o", "yaml"))
-    role = {"drainSeconds": 300, "parallelism": {"tensor": 1, "pipeline": 1, "data": 1}}
+    role = {
+        "drainSeconds": 300,
+        "parallelism": {"tensor": 1, "pipeline": 1, "data": 1},
+        "rollout": {"maxSurge": 0, "maxUnavailable": 1},
+        "disruptionBudget": {"maxUnavailable": 1},
+        "template": {"hostNetwork": False},
+    }
     assert stored["spec"] == {
         "model": {"id": "org/model"},
         "mode": "Disaggregated",
-        "engine": {"name": "VLLM", "imagePullPolicy": "IfNotPresent", "startupTimeoutSeconds": 1800},
-        "transfer": {"leaseSeconds": 30, "onFailure": "Fail"},
+        "engine": {"name": "VLLM", "imagePullPolicy": "IfNotPresent", "startupTimeoutSeconds": 1800, "shmSize": "16Gi"},
+        "transfer": {"connector": "Nixl", "leaseSeconds": 30, "onFailure": "Fail"},
         "prefill": role,
         "decode": role,
-        "router": {"drainSeconds": 600},
+        "router": {
+            "drainSeconds": 600,
+            "template": {"hostNetwork": False},
+            "service": {"type": "ClusterIP", "port": 80},
+            "routing": {"policy": "LeastLoaded", "onPrefillUnavailable": "Local"},
+            "limits": {
+                "maxBodyBytes": 33_554_432,
+                "maxConcurrent": 4096,
+                "maxLocalPrefills": 4,
+                "connectSeconds": 5,
+                "prefillSeconds": 120,
+                "idleSeconds": 300,
+            },
+        },
+        "monitoring": {"podMonitor": False},
     }
     assert "status" not in stored
 
@@ -199,7 +258,7 @@ def _contains(whole: Any, part: Any) -> bool:
 def test_explain_reads_well(cluster: Cluster) -> None:
     """Each field of a role has its sentence, and core/v1 parts can be explained to the bottom."""
     decode = cluster.kubectl("explain", "pdp.spec.decode")
-    assert "The role that makes the tokens." in decode
+    assert "The role that makes the tokens;" in decode
     assert "<no description>" not in decode
     assert "How long a leaving pod may finish its requests" in decode
     assert "<string> -required-" in cluster.kubectl("explain", "pdp.spec.decode.env.valueFrom.secretKeyRef")
@@ -239,7 +298,8 @@ def test_status_is_kept_whole_and_shown_in_columns(pools: Cluster) -> None:
     assert stored["status"] == status
     assert stored["metadata"]["generation"] == 1
     header, row = pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "-o", "wide").splitlines()
-    assert header.split() == ["NAME", "MODEL", "MODE", "PREFILL", "DECODE", "READY", "REASON", "AGE", "URL", "REVISION"]
+    shown = "NAME MODEL MODE PREFILL DECODE READY REASON AGE URL REVISION GPUS"
+    assert header.split() == shown.split()
     assert row.split()[:6] == ["p", "org/model", "Disaggregated", "2/3", "False", "RollingOut"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
-from pdpool_api import hardware
+from pdpool_api import hardware, role_spec
 from pdpool_api.hardware import Profile
 from pdpool_api.names import Role
 
@@ -66,3 +68,38 @@ def test_a_wrong_profile_is_refused(raw: dict[str, object]) -> None:
     """Zero is not unknown, a field must be known, a flag is written in its long form."""
     with pytest.raises(ValidationError):
         Profile.model_validate(raw)
+
+
+def test_the_schema_offers_exactly_the_shipped_profiles() -> None:
+    """A profile is one file; the names in the schema follow."""
+    assert set(get_args(role_spec.Hardware)) == set(hardware.profiles())
+
+
+@pytest.mark.parametrize("name", sorted(set(hardware.profiles()) - {"cpu"}))
+def test_a_gpu_profile_says_what_arithmetic_needs(name: str) -> None:
+    """Label, memory, bandwidth, dense speed, link and node size, each with its source; FP8 where the chip has it."""
+    found = hardware.profile(name)
+    assert found.resource == "nvidia.com/gpu"
+    assert found.product is not None
+    assert found.product.startswith("NVIDIA-")
+    for figure in (found.memory_gigabytes, found.bandwidth_terabytes_per_second, found.link, found.gpus_per_node):
+        assert figure is not None
+    assert found.dense_tflops is not None
+    if found.dense_tflops.fp8 is not None:
+        assert found.dense_tflops.fp8 / found.dense_tflops.bf16 == pytest.approx(2, rel=0.05)
+    assert set(found.sources) >= {"product", "memoryGigabytes", "bandwidthTerabytesPerSecond", "denseTflops", "link"}
+
+
+def test_a_figure_without_a_source_is_refused() -> None:
+    """And so is a source for a figure that is not there."""
+    with pytest.raises(ValidationError, match="sources must name exactly the figures given"):
+        Profile.model_validate({"name": "x", "memoryGigabytes": 80})
+    with pytest.raises(ValidationError, match="sources must name exactly the figures given"):
+        Profile.model_validate({"name": "x", "sources": {"memoryGigabytes": "a data sheet"}})
+
+
+def test_only_one_generation_chooses_another_backend() -> None:
+    """The choice that makes pools of two generations fail is data of the profiles."""
+    own = {name: hardware.profile(name).attention_backends("VLLM", latent=False) for name in hardware.profiles()}
+    assert {name for name, order in own.items() if order[0] == "FLASHINFER"} == {"b200"}
+    assert own["cpu"] == ("CPU_ATTN",)

@@ -81,9 +81,10 @@ def test_files_are_read_strictly() -> None:
             "must divide one another",
         ),
         ({"decode": {"parallelism": {"pipeline": 2}}}, r"decode\.parallelism\.pipeline must be 1"),
-        ({"decode": {"hardware": "abacus"}}, r"spec\.decode\.hardware: Input should be 'cpu'"),
+        ({"decode": {"hardware": "abacus"}}, r"spec\.decode\.hardware: Input should be 'h100-sxm', .* or 'cpu'"),
         ({"transfer": {"leaseSeconds": 5}}, r"spec\.transfer\.leaseSeconds: .*greater than or equal to 6"),
-        ({"mode": "Aggregated"}, r"spec\.mode: Input should be 'Disaggregated'"),
+        ({"mode": "Aggregated"}, r"prefill must be absent in mode Aggregated"),
+        ({"mode": "Split"}, r"spec\.mode: Input should be 'Disaggregated', 'Aggregated' or 'Auto'"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_field(fields: dict[str, Any], message: str) -> None:

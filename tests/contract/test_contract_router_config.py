@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdpool_api import router_config
+from pdpool_api import router_config, router_spec
 from pdpool_api.router_config import ConfigError
 
 SMALLEST: dict[str, Any] = {
@@ -51,3 +51,13 @@ def test_a_file_that_is_no_mapping_is_refused(text: str, message: str) -> None:
     """Broken YAML, a list, an empty file."""
     with pytest.raises(ConfigError, match=message):
         router_config.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("of_pool", "of_file"),
+    [(router_spec.Routing, router_config.Routing), (router_spec.Limits, router_config.Limits)],
+)
+def test_what_a_pool_says_of_its_router_is_what_the_file_holds(of_pool: Any, of_file: Any) -> None:
+    """Each field of spec.router.routing and .limits is one of the file, with the same default."""
+    assert set(of_pool.model_fields) <= set(of_file.model_fields)
+    assert of_file.model_validate(of_pool().model_dump()) == of_file()

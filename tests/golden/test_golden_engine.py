@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from pdpool_api import hardware
 from pdpool_api.engines import engine
+from pdpool_api.names import Role
 from pdpool_api.pool import InferencePool
+from pdpool_operator import build
+from pdpool_operator.records import DEPLOYMENTS, Desired, Images
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "manifests/samples").glob("*.yaml"))
@@ -63,3 +67,40 @@ def test_engines_of_a_sample_are_started_as_before(file: Path) -> None:
     if os.environ.get("PDPOOL_UPDATE_GOLDEN"):
         golden.write_text(json.dumps(rendered, indent=2) + "\n")
     assert rendered == json.loads(golden.read_text())
+
+
+@pytest.mark.parametrize("name", hardware.profiles())
+def test_engines_on_a_profile_are_started_as_before(name: str) -> None:
+    """Arguments and variables of each role, and the pod's place and resources, for every shipped profile."""
+    golden = Path(__file__).with_name(f"profile-{name}.json")
+    rendered = _on_profile(name)
+    if os.environ.get("PDPOOL_UPDATE_GOLDEN"):
+        golden.write_text(json.dumps(rendered, indent=2) + "\n")
+    assert rendered == json.loads(golden.read_text())
+
+
+def _on_profile(name: str) -> dict[str, Any]:
+    """One pool on the profile, as two roles and as one."""
+    role = {"hardware": name}
+    raw = {
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {"model": {"id": "org/model", "maxModelLen": 8192}, "prefill": role, "decode": role},
+    }
+    pool = InferencePool.parse(raw, strict=True)
+    images = Images(engine="engine:default", router="router:default")
+    found: dict[str, Any] = {}
+    for spec in (pool.spec, pool.spec.in_mode("Aggregated")):
+        desired = build.desired(pool.model_copy(update={"spec": spec}), images)
+        assert isinstance(desired, Desired)
+        for child in desired.children:
+            if child.resource is DEPLOYMENTS and child.role is not None and child.role is not Role.ROUTER:
+                found[child.role.value] = _placed(child.body["spec"]["template"]["spec"])
+    return found
+
+
+def _placed(pod: dict[str, Any]) -> dict[str, Any]:
+    (container,) = pod["containers"]
+    return {
+        **{field: pod[field] for field in ("nodeSelector", "tolerations") if field in pod},
+        **{field: container[field] for field in ("args", "env", "resources")},
+    }

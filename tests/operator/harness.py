@@ -35,6 +35,8 @@ CHILD_PATHS = {
     "serviceaccounts": "/api/v1",
     "roles": "/apis/rbac.authorization.k8s.io/v1",
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
 }
 PATHS = {**CHILD_PATHS, "pods": "/api/v1", "secrets": "/api/v1", "inferencepools": f"/apis/{names.API_VERSION}"}
 SETTLE_S = 60.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pdpool_api import names
 from tests.operator.harness import Json, eventually, pool
 from tests.operator.site import (
+    CHILDREN,
     decode_number,
     generations,
     holds,
@@ -100,7 +101,7 @@ def the_other_replica_takes_over(site: Site) -> None:
         assert [each for each in writes if "p4-" not in each] == [each for each in writes if "/p2-decode" in each]
         assert len([each for each in writes if "/p2-decode" in each]) == 1
         assert decode_number(api, namespace, "p2") == "7"
-        assert len(api.children(namespace)) == 3 * 10
+        assert len(api.children(namespace)) == 3 * CHILDREN
         assert second.stop() == 0
         since = site.cluster.audit.now()
         third = site.start().wait_ready()

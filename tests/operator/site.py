@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from e2e.cluster import Cluster
 
-CHILDREN = 10
-"""Of a pool at rest: ServiceAccount, Role, RoleBinding, ConfigMap, 3 Services, 3 Deployments."""
+CHILDREN = 16
+"""Of a pool at rest: ServiceAccount, Role, RoleBinding, ConfigMap; for each of 3 roles a Service, a Deployment, a
+PodDisruptionBudget and a NetworkPolicy."""
 SMALL: Json = {"hardware": "cpu", "replicas": 0}
 
 

@@ -14,7 +14,7 @@ from pdpool_operator.kube import Kube
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.relist import Relist
 from pdpool_operator.probes import STALE_S, Probes
-from pdpool_operator.records import POOLS, SERVICES, WATCHED
+from pdpool_operator.records import HTTP_ROUTES, POOLS, SERVICES, WATCHED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -218,3 +218,45 @@ async def test_readiness_and_liveness_rest_on_lists(server: Server) -> None:
         metrics = await probes.metrics(request)
         assert isinstance(metrics.body, bytes)
         assert b"pdpool_operator_reconcile_errors_total" in metrics.body
+
+
+@pytest.mark.parametrize("status", [404, 403, 503])
+async def test_a_kind_of_another_project_holds_up_nothing(server: Server, status: int) -> None:
+    """Absent, forbidden or broken: the required kinds are complete, and the operator is ready without it."""
+    serve = server.handler
+
+    async def without(request: web.Request) -> web.StreamResponse:
+        if HTTP_ROUTES.plural in request.path:
+            return web.json_response({"message": "no"}, status=status)
+        return await serve(request)
+
+    server.handler = without
+    cluster = Cluster()
+    async with connected(server, timeout_s=0.3) as api:
+        relist = Relist(api, cluster, None, lambda _ref: None)
+        running = asyncio.create_task(relist.run())
+        await asyncio.wait_for(relist.until(lambda serving: serving == set(WATCHED) - {HTTP_ROUTES}), 10)
+        await asyncio.wait_for(cluster.completed.wait(), 10)
+        request: Any = None
+        assert (await Probes(api, cluster, relist).ready(request)).status == 200
+        # A kind that was there and fails for now is kept; one that appears is taken up.
+        server.handler = serve
+        relist.hurry()
+        await asyncio.wait_for(relist.until(lambda serving: HTTP_ROUTES in serving), 10)
+        asked = asyncio.Event()
+
+        async def told(request: web.Request) -> web.StreamResponse:
+            answer = await without(request)
+            # The second round begins when the first is over, so that its end is not guessed.
+            if HTTP_ROUTES.plural in request.path:
+                rounds.append(request)
+                asked.set() if len(rounds) > 1 else relist.hurry()
+            return answer
+
+        rounds: list[web.Request] = []
+        server.handler = told
+        relist.hurry()
+        await asyncio.wait_for(asked.wait(), 10)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert (HTTP_ROUTES in relist.serving) is (status == 503)

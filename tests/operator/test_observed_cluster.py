@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pdpool_api import names
 from pdpool_operator.observe.cluster import Cluster, pool_owner
-from pdpool_operator.records import CHILD_RESOURCES, PODS, POOLS, SERVICES, WATCHED, ChildKey, PoolRef
+from pdpool_operator.records import PODS, POOLS, SERVICES, WATCHED, ChildKey, PoolRef
 
 REF = PoolRef("ns", "tiny")
 
@@ -91,7 +91,7 @@ def test_nothing_is_known_until_every_kind_was_listed() -> None:
 
 
 def test_pods_are_found_by_label_and_trimmed() -> None:
-    """Pods of the pool are there with their status, without their spec; those of another pool are not."""
+    """Pods of the pool are there with their status, their node and what they hold; those of another pool are not."""
     cluster = Cluster()
     cluster.put(POOLS, pool(1))
     assert cluster.put(PODS, pod(2, "a")) == REF
@@ -100,7 +100,7 @@ def test_pods_are_found_by_label_and_trimmed() -> None:
     assert observed is not None
     (only,) = observed.pods
     assert only["status"] == {"phase": "Running"}
-    assert "spec" not in only
+    assert only["spec"] == {"nodeName": "", "limits": []}
 
 
 def test_of_managed_fields_only_ours_are_kept() -> None:
@@ -109,7 +109,7 @@ def test_of_managed_fields_only_ours_are_kept() -> None:
     cluster.put(POOLS, pool(1))
     child = service(2)
     child["metadata"]["managedFields"] = [{"manager": "kubectl"}, {"manager": "pdpool", "operation": "Apply"}]
-    cluster.put(CHILD_RESOURCES[4], child)
+    cluster.put(SERVICES, child)
     observed = cluster.observed(REF)
     assert observed is not None
     assert observed.children[ChildKey("Service", "s")]["metadata"]["managedFields"] == [

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.api
 
+ROLES = ("router", "prefill", "decode")
+
 
 def engine_deployments(api: Api, namespace: str, role: str) -> list[Json]:
     return api.items("deployments", namespace, f"{names.LABEL_ROLE}={role}")
@@ -39,6 +41,7 @@ def test_a_pool_becomes_children_that_belong_to_it(api: Api, namespace: str) -> 
         "roles/tiny-router",
         "rolebindings/tiny-router",
         "configmaps/tiny-router",
+        *(f"{kind}/tiny-{role}" for kind in ("networkpolicies", "poddisruptionbudgets") for role in ROLES),
         "services/tiny-router",
         "services/tiny-prefill",
         "services/tiny-decode",

@@ -374,3 +374,70 @@ def test_a_deployment_is_available_only_of_its_present_template() -> None:
     assert not rollout.available(child, None)
     report["metadata"]["generation"] = 2
     assert not rollout.available(child, report)
+
+
+def test_an_aggregated_pool_reports_its_role_under_decode(raw_pool: dict[str, Any]) -> None:
+    """The one engine role is described by spec.decode, and status.decode is where it is reported."""
+    del raw_pool["spec"]["prefill"]
+    raw_pool["spec"]["mode"] = "Aggregated"
+    found = said(raw_pool)
+    assert found["mode"] == "Aggregated"
+    assert found["decode"]["ready"] == "1/1"
+    assert "prefill" not in found
+    assert conditions(found)["Ready"]["status"] == "True"
+
+
+def test_accelerators_are_counted_on_nodes(raw_pool: dict[str, Any]) -> None:
+    """Scheduled pods hold theirs until they end, leaving ones too; a waiting pod holds none."""
+    raw_pool["spec"]["maxGpus"] = 16
+    holding = {"nodeName": "n", "limits": [{"nvidia.com/gpu": "2", "cpu": "1"}]}
+    pods = [
+        {**pod("prefill", phase="Running"), "spec": holding},
+        {**pod("decode", phase="Pending"), "spec": {**holding, "nodeName": ""}},
+        {**pod("decode", phase="Failed"), "spec": holding},
+        {**pod("decode", phase="Running"), "spec": holding},
+    ]
+    pods[3]["metadata"]["deletionTimestamp"] = NOW
+    assert said(raw_pool, *pods)["gpus"] == {"inUse": 4, "max": 16}
+
+
+def test_remarks_are_one_condition(raw_pool: dict[str, Any]) -> None:
+    """Everything worth knowing is in the message of Advisory, which blocks nothing."""
+    raw_pool["spec"]["monitoring"] = {"podMonitor": True}
+    raw_pool["spec"]["decode"]["args"] = ["--enforce-eager"]
+    advisory = conditions(said(raw_pool))["Advisory"]
+    assert (advisory["status"], advisory["reason"]) == ("True", "OptionalApiMissing")
+    assert "PodMonitor" in advisory["message"]
+    assert "--enforce-eager" in advisory["message"]
+    assert conditions(said(raw_pool))["Ready"]["status"] == "True"
+    del raw_pool["spec"]["monitoring"], raw_pool["spec"]["decode"]["args"]
+    assert conditions(said(raw_pool))["Advisory"]["status"] == "False"
+
+
+def test_what_was_not_checked_is_said(raw_pool: dict[str, Any]) -> None:
+    """A valid pool whose model has unknown sizes tells that its fit was not looked at."""
+    raw_pool["spec"]["prefill"]["hardware"] = raw_pool["spec"]["decode"]["hardware"] = "l4"
+    valid = conditions(said(raw_pool))["SpecValid"]
+    assert (valid["status"], valid["reason"]) == ("True", "Valid")
+    assert "not checked" in valid["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"maxGpus": 1, "prefill": {}, "decode": {}}, "MaxGpusExceeded"),
+        ({"prefill": {"hardware": "l4", "parallelism": {"tensor": 16}}}, "ReplicaExceedsNode"),
+        ({"model": {"id": "Qwen/Qwen3-32B"}, "decode": {"hardware": "l4"}, "prefill": {}}, "ModelDoesNotFit"),
+        ({"prefill": {"args": ["-tp=x"]}}, "InvalidSpec"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_run_stalls_the_pool(raw_pool: dict[str, Any], spec: dict[str, Any], reason: str) -> None:
+    """Refused by arithmetic: SpecValid False, Stalled True, and nothing is applied or deleted."""
+    raw_pool["spec"].update(spec)
+    plan = next_plan(observe(raw_pool), IMAGES)
+    assert (plan.apply, plan.delete) == ((), ())
+    found = conditions(status(observe(raw_pool), plan, Outcome(), now=NOW))
+    assert (found["SpecValid"]["status"], found["SpecValid"]["reason"]) == ("False", reason)
+    assert found["Stalled"]["status"] == "True"
+    assert found["Ready"]["reason"] == reason

@@ -80,6 +80,21 @@ class Reason(StrEnum):
     """Prefill and decode disagree on something that both must share; the message names both values."""
     UNSUPPORTED_VERSION = "UnsupportedVersion"
     """The engine is older than the oldest supported version."""
+    MODEL_DOES_NOT_FIT = "ModelDoesNotFit"
+    """The model's weights and the KV of one sequence exceed an accelerator's memory; the message has the arithmetic."""
+    REPLICA_EXCEEDS_NODE = "ReplicaExceedsNode"
+    """One replica needs more accelerators than a node of its hardware profile has."""
+    MAX_GPUS_EXCEEDED = "MaxGpusExceeded"
+    """The replicas need more accelerators than spec.maxGpus allows."""
+    # Advisory
+    NOTHING_TO_NOTE = "NothingToNote"
+    """There is nothing to say."""
+    MODEL_UNKNOWN = "ModelUnknown"
+    """Mode Auto is Aggregated because the model's sizes are not known."""
+    OPTIONAL_API_MISSING = "OptionalApiMissing"
+    """The spec asks for an object whose kind the cluster does not have; it is made when the kind appears."""
+    ENGINE_SETTING = "EngineSetting"
+    """A setting of the engine works, and is probably not what its author wants."""
 
 
 class Condition(ApiModel):

@@ -64,6 +64,8 @@ OPERATOR_PORT: Final = 8081
 # --- paths ---------------------------------------------------------------------------------------------------------
 ROUTER_CONFIG_DIR: Final = "/etc/pdpool"
 ROUTER_CONFIG_FILE: Final = "router.yaml"
+MODEL_CACHE_PATH: Final = "/var/cache/pdpool"
+"""Where engines keep what they download (HF_HOME)."""
 SHM_PATH: Final = "/dev/shm"  # noqa: S108 - the kernel's name for POSIX shared memory, not a temporary file
 
 # --- HTTP headers --------------------------------------------------------------------------------------------------

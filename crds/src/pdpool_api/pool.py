@@ -1,115 +1,65 @@
-"""The InferencePool: models of its spec and status.
+"""The InferencePool: models of its spec.
 
 Boundary: shape, limits, schema defaults and CEL rules. The CRD is generated from these models (`make generate`),
 and the operator reads stored objects through them. A field stands here only when something acts on it. Defaults that
 depend on another field are properties, applied by the operator, so that the stored object holds only what its author
-wrote.
+wrote. Its larger parts have files of their own: `served_model`, `role_spec`, `router_spec`, `pool_status`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError, computed_field, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from pdpool_api.conditions import Condition
-from pdpool_api.names import GROUP, NAME_MAX_LENGTH, Role
-from pdpool_api.schema import (
-    MAX_ITEMS,
-    ApiModel,
-    EnvVars,
-    Resources,
-    SecurityContext,
-    VolumeMounts,
-    Volumes,
-    rule,
-    rules,
+from pdpool_api.names import NAME_MAX_LENGTH, Role
+from pdpool_api.pool_status import InferencePoolStatus, RoleStatus, RouterStatus
+from pdpool_api.role_spec import (
+    DAY_S,
+    MAX_DATA_PARALLEL,
+    Argument,
+    Arguments,
+    Parallelism,
+    PodTemplate,
+    RoleSpec,
 )
+from pdpool_api.router_spec import Monitoring, Router
+from pdpool_api.schema import MAX_ITEMS, ApiModel, EnvVars, PullSecrets, Quantity, rule, rules
+from pdpool_api.served_model import Model, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_DATA_PARALLEL: Final = 32
-"""Ranks of one pod: rank ports count up from 5557, 5600 and 5657, and the three ranges must not meet."""
-
-DAY_S: Final = 86_400
-
 RESERVED_FLAGS: Final = ("--host", "--kv-events-config", "--model", "--port", "--served-model-name")
 """Flags of the engine that only the operator sets: probes, Services and the router rest on them."""
 
-_ID_RULE: Final = "id must be a hub id or an absolute path: no white space, and no '-' at its start"
-_NAMES_RULE: Final = "a name in servedNames must have no white space and no '-' at its start"
-_NAMES_UNIQUE_RULE: Final = "servedNames must not repeat a name"
+_PREFILL_NEEDED_RULE: Final = "prefill is required in mode Disaggregated"
+_PREFILL_REFUSED_RULE: Final = "prefill must be absent in mode Aggregated: spec.decode describes the one role"
 _TENSOR_RULE: Final = "prefill.parallelism.tensor and decode.parallelism.tensor must divide one another"
 _PIPELINE_RULE: Final = "decode.parallelism.pipeline must be 1: a decode engine cannot take KV in stages"
 
-_ARGUMENT_WORD: Final = re.compile(r"[^\s-]\S*\Z")
-"""What the engine's parser takes for a value, and nothing else."""
-
-_RESERVED_LABELS: Final = [
-    f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "part-of", "managed-by")
-]
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-Argument = Annotated[str, StringConstraints(max_length=65_536)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:/^-]+$")]
-Count = Annotated[int, Field(ge=0, le=4096, json_schema_extra={"format": "int32"})]
-Degree = Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})]
 
-
-Arguments = Annotated[tuple[Argument, ...], Field(max_length=MAX_ITEMS)]
-"""Flags in `RESERVED_FLAGS` are refused by a condition, not here: only the engine's package knows every spelling."""
+__all__ = [
+    "MAX_DATA_PARALLEL",
+    "RESERVED_FLAGS",
+    "InferencePool",
+    "InferencePoolSpec",
+    "InferencePoolStatus",
+    "Model",
+    "ModelShape",
+    "Parallelism",
+    "PodTemplate",
+    "PoolError",
+    "RoleSpec",
+    "RoleStatus",
+    "Router",
+    "RouterStatus",
+]
 
 
 class PoolError(ValueError):
     """An InferencePool that is refused; the message names each field and the rule it breaks."""
-
-
-class Model(ApiModel):
-    """The model that the pool serves."""
-
-    id: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=512,
-            # minLength speaks for the empty one.
-            json_schema_extra=rules(rule(r"self == '' || self.matches('^[^\\s-]\\S*$')", _ID_RULE)),
-        ),
-    ]
-    """Id on the hub (as meta-llama/Llama-3.1-8B-Instruct), or an absolute path inside the container."""
-    revision: Annotated[str, Field(max_length=255, pattern=r"^([^\s-]\S*)?$")] = ""
-    """Branch, tag or commit on the hub; empty: the hub's default branch."""
-    served_names: Annotated[
-        tuple[Name, ...],
-        Field(
-            max_length=32,
-            json_schema_extra=rules(
-                rule("self.all(n, self.exists_one(m, m == n))", _NAMES_UNIQUE_RULE),
-                rule(r"self.all(n, n.matches('^[^\\s-]\\S*$'))", _NAMES_RULE),
-            ),
-        ),
-    ] = ()
-    """Names that clients ask for; the first is the primary. Default: the id."""
-    max_model_len: Annotated[int, Field(ge=1, le=2**31 - 1, json_schema_extra={"format": "int64"})] | None = None
-    """Longest sequence in tokens, prompt and answer together. Default: what the model's own configuration says."""
-
-    @model_validator(mode="after")
-    def _readable_as_arguments(self) -> Self:
-        """The rules of the schema again, for files."""
-        if not _ARGUMENT_WORD.match(self.id):
-            raise ValueError(_ID_RULE)
-        if not all(_ARGUMENT_WORD.match(name) for name in self.served_names):
-            raise ValueError(_NAMES_RULE)
-        if len(set(self.served_names)) < len(self.served_names):
-            raise ValueError(_NAMES_UNIQUE_RULE)
-        return self
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names that clients ask for, the default applied; never empty."""
-        return self.served_names or (self.id,)
 
 
 class Engine(ApiModel):
@@ -123,12 +73,16 @@ class Engine(ApiModel):
     """Version of the engine, as 0.32.0, where the image's tag does not tell it. Unknown counts as the newest."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the kubelet pulls the image."""
+    image_pull_secrets: PullSecrets = ()
+    """Secrets with which the kubelet pulls images of engines and routers."""
     command: Annotated[tuple[Argument, ...], Field(max_length=MAX_ITEMS)] = ()
     """Replaces the entry point of the engine when set; the generated arguments follow it."""
     args: Arguments = ()
     """Arguments for both roles, appended verbatim, in order, after generated ones; a flag given is not generated."""
     env: EnvVars = ()
     """Environment variables for both roles; a variable given here replaces the generated one of its name."""
+    shm_size: Quantity = "16Gi"
+    """Most that the processes of one replica may share through /dev/shm; it counts as memory of the pod."""
     startup_timeout_seconds: Annotated[int, Field(ge=10, le=DAY_S, json_schema_extra={"format": "int32"})] = 1800
     """How long an engine may take from its start until it serves the model, before it is restarted."""
 
@@ -142,123 +96,30 @@ class Network(ApiModel):
     """UCX_NET_DEVICES: devices that UCX may use, as mlx5_0:1. Set only when given."""
 
 
+class Rdma(ApiModel):
+    """RDMA devices of the node, as an extended resource of both roles; the containers get the capability IPC_LOCK."""
+
+    resource: Annotated[
+        str, Field(min_length=3, max_length=317, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+    ]
+    """Name of the resource, as rdma/ib or vpc.amazonaws.com/efa."""
+    count: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = 1
+    """Devices of one replica."""
+
+
 class Transfer(ApiModel):
     """How KV moves from prefill to decode."""
 
+    connector: Literal["Nixl"] = "Nixl"
+    """What moves it."""
     network: Network = Network()
     """Which network KV moves over; absent settings are left to UCX."""
+    rdma: Rdma | None = None
+    """RDMA devices of the node, asked for by both roles. Absent: none are asked for."""
     lease_seconds: Annotated[int, Field(ge=6, le=3600, json_schema_extra={"format": "int32"})] = 30
     """How long prefill keeps KV that no decode has pulled. At least 6: a waiting decode renews it every sixth of it."""
     on_failure: Literal["Fail", "Recompute"] = "Fail"
     """What decode does when KV cannot be pulled: fail the request, or compute the prompt itself."""
-
-
-class Parallelism(ApiModel):
-    """How one replica is spread over the accelerators of its node: tensor x pipeline x data of them."""
-
-    tensor: Degree = 1
-    """Shards of each layer. Prefill's and decode's sizes must divide one another."""
-    pipeline: Degree = 1
-    """Stages of consecutive layers; decode supports 1 only."""
-    data: Annotated[int, Field(ge=1, le=MAX_DATA_PARALLEL, json_schema_extra={"format": "int32"})] = 1
-    """Copies of the model inside one replica (data-parallel ranks)."""
-
-
-_VALID_KEYS: Final = rule(
-    "self.all(k, !format.qualifiedName().validate(k).hasValue())",
-    "a key must be a name of at most 63 letters, digits, '-', '_' and '.', with an optional DNS prefix and '/'",
-)
-_LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
-
-
-class TemplateMetadata(ApiModel):
-    """Labels and annotations of the pods; nothing of the pool's own metadata is copied to them."""
-
-    labels: Annotated[
-        dict[str, Annotated[str, StringConstraints(max_length=63, pattern=_LABEL)]],
-        Field(
-            max_length=64,
-            json_schema_extra=rules(
-                rule(
-                    f"self.all(k, !k.startsWith('{GROUP}/') && !(k in {_RESERVED_LABELS}))",
-                    f"labels of {GROUP}/ and the five of app.kubernetes.io on every child are set by the operator",
-                ),
-                _VALID_KEYS,
-            ),
-        ),
-    ] = Field(default_factory=dict)
-    """Labels added to the pods of the role."""
-    annotations: Annotated[
-        dict[str, Annotated[str, StringConstraints(max_length=65_536)]],
-        Field(
-            max_length=64,
-            json_schema_extra=rules(
-                rule(
-                    f"self.all(k, !k.startsWith('{GROUP}/'))",
-                    f"annotations of {GROUP}/ are set by the operator",
-                ),
-                _VALID_KEYS,
-            ),
-        ),
-    ] = Field(default_factory=dict)
-    """Annotations added to the pods of the role."""
-
-
-class PodTemplate(ApiModel):
-    """What the pods of a role carry besides what the operator generates."""
-
-    metadata: TemplateMetadata = TemplateMetadata()
-    """Labels and annotations of the pods; nothing of the pool's own metadata is copied to them."""
-    volumes: Volumes = ()
-    """Volumes added to the pod."""
-    volume_mounts: VolumeMounts = ()
-    """Mounts added to the engine's container."""
-    security_context: SecurityContext | None = None
-    """Security context of the engine's container."""
-
-
-class RoleSpec(ApiModel):
-    """One role: how many replicas, on what, and how their engine is started."""
-
-    replicas: Count | None = None
-    """Fixed number of replicas. Default: 1."""
-    hardware: Literal["cpu"] | None = None
-    """Hardware profile. Absent: accelerators of the resource nvidia.com/gpu."""
-    parallelism: Parallelism = Parallelism()
-    """How one replica is spread over the accelerators of its node."""
-    resources: Resources | None = None
-    """Requests and limits of the engine's container; what is given overrides what profile and parallelism imply."""
-    args: Arguments = ()
-    """Arguments for this role, appended verbatim, in order, after engine.args; a flag given is not generated."""
-    env: EnvVars = ()
-    """Environment variables for this role; they win over those of spec.engine.env."""
-    template: PodTemplate = PodTemplate()
-    """What the pods carry besides what the operator generates."""
-    drain_seconds: Annotated[int, Field(ge=0, le=DAY_S, json_schema_extra={"format": "int32"})] = 300
-    """How long a leaving pod may finish its requests; it always stays 5 s, until routers have seen it leave."""
-
-    @property
-    def desired_replicas(self) -> int:
-        """Replicas, the default applied."""
-        return 1 if self.replicas is None else self.replicas
-
-
-class Router(ApiModel):
-    """The router in front of the engines: one OpenAI-compatible URL for the pool."""
-
-    replicas: Annotated[int, Field(ge=1, le=256, json_schema_extra={"format": "int32"})] | None = None
-    """Number of replicas. Default: 1."""
-    image: Annotated[str, Field(max_length=512, pattern=r"^\S*$")] = ""
-    """Image of the router. Default: the operator's --router-image."""
-    resources: Resources | None = None
-    """Requests and limits of the router's container."""
-    drain_seconds: Annotated[int, Field(ge=0, le=DAY_S, json_schema_extra={"format": "int32"})] = 600
-    """How long a leaving router may finish its requests."""
-
-    @property
-    def desired_replicas(self) -> int:
-        """Replicas, the default applied."""
-        return 1 if self.replicas is None else self.replicas
 
 
 class InferencePoolSpec(ApiModel):
@@ -267,13 +128,25 @@ class InferencePoolSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0"
+                "self.mode == 'Disaggregated' ? has(self.prefill) : true",
+                _PREFILL_NEEDED_RULE,
+                fieldPath=".prefill",
+                reason="FieldValueRequired",
+            ),
+            rule(
+                "self.mode == 'Aggregated' ? !has(self.prefill) : true",
+                _PREFILL_REFUSED_RULE,
+                fieldPath=".prefill",
+                reason="FieldValueForbidden",
+            ),
+            rule(
+                "!has(self.prefill) || self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0"
                 " || self.decode.parallelism.tensor % self.prefill.parallelism.tensor == 0",
                 _TENSOR_RULE,
                 fieldPath=".decode.parallelism.tensor",
             ),
             rule(
-                "self.decode.parallelism.pipeline == 1",
+                "!has(self.prefill) || self.decode.parallelism.pipeline == 1",
                 _PIPELINE_RULE,
                 fieldPath=".decode.parallelism.pipeline",
             ),
@@ -283,21 +156,31 @@ class InferencePoolSpec(ApiModel):
     model: Model
     """The model that the pool serves."""
     engine: Engine = Engine()
-    """The inference engine that prefill and decode run."""
-    mode: Literal["Disaggregated"] = "Disaggregated"
-    """How requests are served. Disaggregated: prefill computes the prompt, decode takes its KV and makes the tokens."""
+    """The inference engine of all roles."""
+    mode: Literal["Disaggregated", "Aggregated", "Auto"] = "Disaggregated"
+    """Whether prefill and decode are two roles (Disaggregated), one (Aggregated), or as the operator decides (Auto)."""
     transfer: Transfer = Transfer()
     """How KV moves from prefill to decode."""
-    prefill: RoleSpec
-    """The role that computes prompts."""
+    prefill: RoleSpec | None = None
+    """The role that computes prompts. Required in Disaggregated, refused in Aggregated; Auto needs it to choose."""
     decode: RoleSpec
-    """The role that makes the tokens."""
+    """The role that makes the tokens; in mode Aggregated the one role that does all."""
+    max_gpus: Annotated[int, Field(ge=1, le=100_000, json_schema_extra={"format": "int32"})] | None = None
+    """Most accelerators of all engines together, surge included. Absent: no cap."""
     router: Router = Router()
     """The router in front of the engines: one OpenAI-compatible URL for the pool."""
+    monitoring: Monitoring = Monitoring()
+    """Who looks at the pool's metrics."""
 
     @model_validator(mode="after")
     def _roles_fit(self) -> Self:
         """The rules of the schema again, for files."""
+        if self.mode == "Disaggregated" and self.prefill is None:
+            raise ValueError(_PREFILL_NEEDED_RULE)
+        if self.prefill is None:
+            return self
+        if self.mode == "Aggregated":
+            raise ValueError(_PREFILL_REFUSED_RULE)
         prefill, decode = self.prefill.parallelism, self.decode.parallelism
         if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
             raise ValueError(_TENSOR_RULE)
@@ -306,12 +189,20 @@ class InferencePoolSpec(ApiModel):
         return self
 
     def role(self, role: Role) -> RoleSpec:
-        """The spec of an engine role.
+        """The spec of an engine role; `aggregated` is described by spec.decode.
 
         Raises:
             KeyError: the pool has no such role.
         """
-        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode}[role]
+        found = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.AGGREGATED: self.decode}[role]
+        if found is None:
+            raise KeyError(role)
+        return found
+
+    @staticmethod
+    def field_of(role: Role) -> str:
+        """Path of an engine role's spec, for messages."""
+        return "spec.prefill" if role is Role.PREFILL else "spec.decode"
 
     def with_images(self, *, engine: str, router: str) -> Self:
         """The spec with absent images filled in by the operator's own defaults."""
@@ -322,78 +213,20 @@ class InferencePoolSpec(ApiModel):
             }
         )
 
+    def in_mode(self, mode: Literal["Disaggregated", "Aggregated"]) -> Self:
+        """The spec with mode Auto replaced by what was decided; the role that is not used is left out."""
+        unused = {"prefill": None} if mode == "Aggregated" else {}
+        return self.model_copy(update={"mode": mode, **unused})
+
+    @property
+    def disaggregated(self) -> bool:
+        """True when prefill and decode are roles of their own. Mode Auto counts as what its prefill allows."""
+        return self.mode != "Aggregated" and self.prefill is not None
+
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The engine roles that this pool runs."""
-        return (Role.PREFILL, Role.DECODE)
-
-
-class RoleStatus(ApiModel):
-    """One role as it is."""
-
-    desired_replicas: Count = 0
-    """Replicas that should run."""
-    replicas: Count = 0
-    """Pods that exist and are not leaving."""
-    ready_replicas: Count = 0
-    """Pods that are ready."""
-    updated_replicas: Count = 0
-    """Pods of the current template."""
-    unschedulable_replicas: Count = 0
-    """Pods that no node can take."""
-    reason: Annotated[str, Field(max_length=1024)] = ""
-    """Why the size is what it is, in CamelCase."""
-    message: Annotated[str, Field(max_length=32_768)] = ""
-    """The same, for a person."""
-
-    @computed_field(  # type: ignore[prop-decorator]
-        description="Ready and desired replicas in one word, as 2/3, for `kubectl get`.",
-        json_schema_extra={"maxLength": 16},
-    )
-    @property
-    def ready(self) -> str:
-        """Ready and desired replicas in one word, as `2/3`: a printer column shows one field only."""
-        return f"{self.ready_replicas}/{self.desired_replicas}"
-
-
-class RouterStatus(ApiModel):
-    """The router as it is."""
-
-    replicas: Count = 0
-    """Pods that exist."""
-    ready_replicas: Count = 0
-    """Pods that are ready."""
-
-
-class InferencePoolStatus(ApiModel):
-    """What the pool is, as the operator last saw it."""
-
-    observed_generation: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] = 0
-    """metadata.generation that was acted on."""
-    mode: Annotated[str, Field(max_length=64)] = ""
-    """How requests are served."""
-    revision: Annotated[str, Field(max_length=63)] = ""
-    """Hash of what prefill and decode must share; requests are served only by pods of one revision."""
-    url: Annotated[str, Field(max_length=512)] = ""
-    """OpenAI-compatible address of the pool inside the cluster."""
-    prefill: RoleStatus | None = None
-    """The role that computes prompts."""
-    decode: RoleStatus | None = None
-    """The role that makes the tokens."""
-    router: RouterStatus | None = None
-    """The router."""
-    conditions: Annotated[
-        tuple[Condition, ...],
-        Field(
-            max_length=32,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = ()
-    """The state by aspect; Ready sums it up."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The object as it is written to the API: camelCase, absent values left out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """The engine roles that this pool runs; mode Auto should be decided before (`in_mode`)."""
+        return (Role.PREFILL, Role.DECODE) if self.disaggregated else (Role.AGGREGATED,)
 
 
 class InferencePool(ApiModel):

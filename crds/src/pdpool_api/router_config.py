@@ -41,6 +41,8 @@ class Model(Section):
 
     served_names: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     """Names that clients may ask for; the first is the primary."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that every engine has loaded; clients ask for them as for models."""
 
 
 class StaticEndpoint(Section):

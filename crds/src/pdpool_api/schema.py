@@ -7,6 +7,7 @@ they are typed by the apiserver's own schema.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
@@ -52,15 +53,26 @@ def _map_list(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
+def _quantity(value: int | str) -> int | str:
+    if not re.match(QUANTITY_PATTERN, str(value)):
+        raise ValueError("must be a quantity, as 16Gi")
+    return value
+
+
 MAX_ITEMS: Final = 256
 """Longest list anywhere: a rule that loops over a list needs a bound (the apiserver estimates its worst cost)."""
 
 EnvVar = Annotated[dict[str, Any], _core("EnvVar")]
-Resources = Annotated[dict[str, Any], _core("ResourceRequirements", without=("claims",))]
-"""`claims` names entries of the pod's resourceClaims, which a pool cannot hold yet."""
+Resources = Annotated[dict[str, Any], _core("ResourceRequirements")]
 SecurityContext = Annotated[dict[str, Any], _core("SecurityContext")]
+PodSecurityContext = Annotated[dict[str, Any], _core("PodSecurityContext")]
+Affinity = Annotated[dict[str, Any], _core("Affinity")]
 Volume = Annotated[dict[str, Any], _core("Volume")]
 VolumeMount = Annotated[dict[str, Any], _core("VolumeMount")]
+Toleration = Annotated[dict[str, Any], _core("Toleration")]
+SpreadConstraint = Annotated[dict[str, Any], _core("TopologySpreadConstraint")]
+ResourceClaim = Annotated[dict[str, Any], _core("PodResourceClaim")]
+PullSecret = Annotated[dict[str, Any], _core("LocalObjectReference")]
 
 _ENV_RULE: Final = "a variable has a value or a valueFrom, not both"
 
@@ -85,3 +97,24 @@ EnvVars = Annotated[
 ]
 Volumes = Annotated[tuple[Volume, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("name"))]
 VolumeMounts = Annotated[tuple[VolumeMount, ...], Field(max_length=MAX_ITEMS, json_schema_extra=_map_list("mountPath"))]
+Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=MAX_ITEMS)]
+SpreadConstraints = Annotated[
+    tuple[SpreadConstraint, ...],
+    Field(max_length=64, json_schema_extra=_map_list("topologyKey", "whenUnsatisfiable")),
+]
+ResourceClaims = Annotated[tuple[ResourceClaim, ...], Field(max_length=64, json_schema_extra=_map_list("name"))]
+PullSecrets = Annotated[tuple[PullSecret, ...], Field(max_length=64, json_schema_extra=_map_list("name"))]
+
+QUANTITY_PATTERN: Final = (
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
+INT_OR_STRING: Final[dict[str, Any]] = {
+    "x-kubernetes-int-or-string": True,
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+}
+Quantity = Annotated[
+    int | str,
+    WithJsonSchema({**INT_OR_STRING, "pattern": QUANTITY_PATTERN, "maxLength": 64}),
+    AfterValidator(_quantity),
+]
+"""An amount as core/v1 writes it: 16Gi, 500m, 3."""

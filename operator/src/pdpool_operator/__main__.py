@@ -66,7 +66,7 @@ async def _run(settings: Settings) -> None:
     cluster = Cluster()
     # The Lease has connections of its own: it must not wait behind the writes that it permits.
     async with Kube(configuration) as api, Kube(configuration, in_flight=2, timeout_s=4, patience_s=4) as lease_api:
-        workers = Workers(api, cluster, settings.images)
+        workers = Workers(api, cluster, settings.images, kube.own_namespace())
         relist = Relist(api, cluster, settings.namespace, workers.wake)
         watches = Watches(api, cluster, relist, settings.namespace, workers.wake)
         election = Election(lease_api, _lease_namespace(settings), LEASE_NAME, _identity())

@@ -22,7 +22,7 @@ import structlog
 
 from pdpool_operator import telemetry
 from pdpool_operator.observe.relist import Relist, selector
-from pdpool_operator.records import WATCHED, Json, PoolRef, Resource
+from pdpool_operator.records import REQUIRED, Json, PoolRef, Resource
 
 if TYPE_CHECKING:
     from pdpool_operator.kube import Kube, Login
@@ -57,9 +57,8 @@ class Watches:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        everything = frozenset(WATCHED)
         for attempt in itertools.count():
-            await self._relist.until(lambda serving: serving == everything)
+            await self._relist.until(lambda serving: serving.issuperset(REQUIRED))
             began = asyncio.get_running_loop().time()
             await self._once()
             telemetry.WATCH_RESTARTS.inc()
@@ -69,20 +68,21 @@ class Watches:
             await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)] if quick else RETRY_S[0])
 
     async def _once(self) -> None:
-        """One life of kopf; ends with its end, or when a kind is gone from the API server."""
+        """One life of kopf; ends with its end, or when a kind is gone from the API server, or new there."""
         loop = asyncio.get_running_loop()
+        kinds = self._relist.serving
 
         def login() -> Login:
             # Asked for again when credentials were refused: tokens of pods are renewed in place.
             return asyncio.run_coroutine_threadsafe(self._kube.login(), loop).result(_LOGIN_TIMEOUT_S)
 
-        thread = _Thread(lambda *event: _call(loop, self._deliver, *event), self._namespace, login)
+        thread = _Thread(lambda *event: _call(loop, self._deliver, *event), self._namespace, login, kinds)
         running = loop.run_in_executor(None, thread.run)
-        gone = asyncio.create_task(self._relist.until(lambda serving: not serving.issuperset(WATCHED)))
+        changed = asyncio.create_task(self._relist.until(lambda serving: serving != kinds))
         try:
-            await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([running, changed], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            changed.cancel()
             thread.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(running), _STOP_TIMEOUT_S)
@@ -102,10 +102,13 @@ def _call(loop: asyncio.AbstractEventLoop, function: Deliver, *event: Any) -> No
 class _Thread:
     """kopf with an event loop of its own."""
 
-    def __init__(self, deliver: Deliver, namespace: str | None, login: Callable[[], Login]) -> None:
+    def __init__(
+        self, deliver: Deliver, namespace: str | None, login: Callable[[], Login], kinds: frozenset[Resource]
+    ) -> None:
         self._deliver = deliver
         self._namespace = namespace
         self._login = login
+        self._kinds = kinds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._stopped = False
@@ -131,15 +134,15 @@ class _Thread:
             return
         scope: dict[str, Any] = {"namespaces": [self._namespace]} if self._namespace else {"clusterwide": True}
         await kopf.operator(
-            registry=_registry(self._deliver, self._login),
-            settings=_settings(),
+            registry=_registry(self._deliver, self._login, self._kinds),
+            settings=_settings(self._kinds),
             standalone=True,  # peering would need objects and is no election; see lease.py
             stop_flag=self._stop,
             **scope,
         )
 
 
-def _registry(deliver: Deliver, login: Callable[[], Login]) -> kopf.OperatorRegistry:
+def _registry(deliver: Deliver, login: Callable[[], Login], kinds: frozenset[Resource]) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -154,7 +157,7 @@ def _registry(deliver: Deliver, login: Callable[[], Login]) -> kopf.OperatorRegi
             insecure=found.insecure,
         )
 
-    for resource in WATCHED:
+    for resource in kinds:
         _register(registry, resource, deliver)
     return registry
 
@@ -167,12 +170,12 @@ def _register(registry: kopf.OperatorRegistry, resource: Resource, deliver: Deli
     kopf.on.event(resource.group, resource.version, resource.plural, registry=registry, id=resource.plural)(_handle)
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(kinds: frozenset[Resource]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     # Scanning asks for namespaces and CRDs cluster-wide, which a namespaced operator may not.
     settings.scanning.disabled = True
-    for resource in WATCHED:
+    for resource in kinds:
         if (labels := selector(resource)) is not None:
             # By the server, for lists and watches; labels of a decorator filter in the client.
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = labels

@@ -52,6 +52,10 @@ def pool_rules() -> list[Json]:
         _rule("", ["configmaps", "serviceaccounts", "services"], _OWN),
         _rule("apps", ["deployments"], _OWN),
         _rule(_RBAC, ["rolebindings", "roles"], _OWN),
+        _rule("networking.k8s.io", ["networkpolicies"], _OWN),
+        _rule("policy", ["poddisruptionbudgets"], _OWN),
+        _rule("gateway.networking.k8s.io", ["httproutes"], _OWN),
+        _rule("monitoring.coreos.com", ["podmonitors"], _OWN),
         _rule("", ["pods"], _READ),
         _rule("apps", ["replicasets"], _READ),
     ]

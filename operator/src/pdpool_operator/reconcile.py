@@ -1,22 +1,24 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
-    observe → build.desired → rollout.next_step → autoscale.tick → refusals → apply → status → one status write
+    observe → plan (mode, fit) → build.desired → rollout.next_step → autoscale.tick → refusals → apply → status
+    → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from pdpool_api.conditions import Reason
+from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
-from pdpool_operator import autoscale, build, rollout
-from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal
+from pdpool_operator import autoscale, build, plan, rollout
+from pdpool_operator.records import Desired, Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
 from pdpool_operator.status import status
 
 if TYPE_CHECKING:
@@ -42,36 +44,53 @@ class Result:
     """Everything planned was done; else it is tried again, later and later."""
 
 
-async def reconcile(ref: PoolRef, cluster: Cluster, writer: Writer, images: Images) -> Result | None:
+async def reconcile(
+    ref: PoolRef, cluster: Cluster, writer: Writer, images: Images, operator_namespace: str | None
+) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
     observed = cluster.observed(ref)
     if observed is None or observed.deleting:
         return None
-    plan = next_plan(observed, images)
-    refused = await writer.refusals(observed, plan)
+    step = next_plan(observed, images, operator_namespace)
+    refused = await writer.refusals(observed, step)
     if refused:
         words = "; ".join(f"{key}: {said}" for key, said in refused.items())
-        plan = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
-    outcome = await writer.carry_out(observed, plan)
+        step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
+    outcome = await writer.carry_out(observed, step)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    reported = await writer.report(observed, status(observed, plan, outcome, now=now))
+    reported = await writer.report(observed, status(observed, step, outcome, now=now))
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
     look_again_s = UNSEEN_S if outcome.conflicts or outcome.refused or refused else LOOK_AGAIN_S
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 
-def next_plan(observed: Observed, images: Images) -> Plan:
+def next_plan(observed: Observed, images: Images, operator_namespace: str | None = None) -> Plan:
     """Everything between reading and writing; pure."""
     try:
         pool = InferencePool.parse(observed.pool)
-        desired = build.desired(pool, images)
-    except PoolError as fault:
-        # Stored by an older schema: what runs goes on, and nothing is built from a guess.
+        desired = _desired(pool, images, Surroundings(operator_namespace, observed.optional))
+    except (PoolError, vllm.ArgumentError) as fault:
+        # Stored by an older schema, or an argument that cannot be read: nothing is built from a guess.
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
     return rollout.next_step(observed, autoscale.tick(observed, desired))
+
+
+def _desired(pool: InferencePool, images: Images, around: Surroundings) -> Desired | Refusal:
+    """The children of the mode that is decided, or why none are built."""
+    resolved = pool.model_copy(update={"spec": pool.spec.with_images(engine=images.engine, router=images.router)})
+    decision = plan.decided(resolved)
+    chosen = resolved.model_copy(update={"spec": resolved.spec.in_mode(decision.mode)})
+    found = plan.refusal(chosen.spec)
+    if found is not None:
+        return found
+    desired = build.desired(chosen, images, around)
+    if isinstance(desired, Refusal):
+        return desired
+    remarks = (*([decision.remark] if decision.remark else []), *desired.remarks)
+    return replace(desired, mode_inputs=decision.inputs, remarks=remarks, unchecked=plan.unchecked(chosen.spec))
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

@@ -44,12 +44,31 @@ ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SERVICES: Final = Resource("", "v1", "services", "Service")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
+BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
-CHILD_RESOURCES: Final = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS, SERVICES, DEPLOYMENTS)
+OPTIONAL_RESOURCES: Final = (HTTP_ROUTES, POD_MONITORS)
+"""Kinds of children that a cluster may lack: other projects define them."""
+
+CHILD_RESOURCES: Final = (
+    SERVICE_ACCOUNTS,
+    ROLES,
+    ROLE_BINDINGS,
+    CONFIG_MAPS,
+    NETWORK_POLICIES,
+    BUDGETS,
+    SERVICES,
+    DEPLOYMENTS,
+    *OPTIONAL_RESOURCES,
+)
 """Kinds of children in the order in which they are applied: what pods need stands before the pods."""
 
-WATCHED: Final = (POOLS, *CHILD_RESOURCES, PODS)
+REQUIRED: Final = (POOLS, *(each for each in CHILD_RESOURCES if each not in OPTIONAL_RESOURCES), PODS)
+"""Kinds without which nothing can be done."""
+WATCHED: Final = (*REQUIRED, *OPTIONAL_RESOURCES)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -105,6 +124,8 @@ class Observed:
     """Live children: owned by this pool's uid (trimmed, see `observe.cluster`)."""
     pods: tuple[Json, ...] = ()
     """Live pods of the pool, by its labels."""
+    optional: frozenset[Resource] = frozenset()
+    """Optional kinds that the API server has."""
 
     @property
     def uid(self) -> str:
@@ -131,6 +152,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """Something worth knowing that blocks nothing: a reason of condition Advisory, and its message."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """The children that the spec asks for, at one revision."""
 
@@ -138,6 +167,15 @@ class Desired:
     children: tuple[Child, ...]
     replicas: Mapping[names.Role, int]
     """Desired number of replicas of every role, the router's included."""
+    mode: str = "Disaggregated"
+    """How requests are served."""
+    mode_inputs: str = ""
+    """What mode Auto decided from, as a hash."""
+    max_gpus: int | None = None
+    remarks: tuple[Remark, ...] = ()
+    """What is worth knowing, for condition Advisory."""
+    unchecked: str = ""
+    """What could not be checked, for condition SpecValid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +203,16 @@ class Outcome:
     """Writes that the API server will never take as they are, with its words."""
     failed: Mapping[ChildKey, str] = field(default_factory=dict)
     """Writes that failed for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What children depend on besides the pool: where the operator runs, and what the API server has."""
+
+    operator_namespace: str | None = None
+    """None: it runs outside the cluster, or does not know."""
+    optional: frozenset[Resource] = frozenset()
+    """Optional kinds that can be made."""
 
 
 @dataclass(frozen=True, slots=True)

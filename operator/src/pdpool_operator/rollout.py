@@ -3,13 +3,13 @@
 Boundary: pure; from Observed and Desired to a Plan. Prefill and decode of one revision belong together, so a change
 of the revision brings a second set of Deployments beside the first; the old set goes when the whole new one is
 available, and at once where it never served: sets of edits that came to nothing would pile up. Requests are paired
-within one revision by the router, so no pair is ever mixed on the way.
+within one revision by the router, so no pair is ever mixed on the way. A change of mode is a change of the revision
+whose roles have other names; budget, policy and Service of a role that goes stay as long as its pods serve.
 """
 
 from __future__ import annotations
 
 from pdpool_api import names
-from pdpool_api.names import Role
 from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Desired, Json, Observed, Plan
 
 
@@ -18,14 +18,16 @@ def next_step(observed: Observed, desired: Desired) -> Plan:
     wanted = {child.key for child in desired.children}
     extra = {key: live for key, live in observed.children.items() if key not in wanted}
     engines = [child for child in desired.children if child.revision]
-    older = {key: live for key, live in extra.items() if _is_older(key, live, engines)}
+    older = {key: live for key, live in extra.items() if _is_older(key, live)}
     carried = all(available(child, observed.children.get(child.key)) for child in engines)
     idle = {_revision(live) for live in older.values() if not _has_served(live)}
     serving = frozenset() if carried else frozenset(key for key, live in older.items() if _revision(live) not in idle)
+    leaving = {_role(older[key]) for key in serving} - {child.role for child in desired.children}
+    around = {key for key, live in extra.items() if key.kind != DEPLOYMENTS.kind and _role(live) in leaving}
     return Plan(
         desired=desired,
         apply=desired.children,
-        delete=tuple(sorted(key for key in extra if key not in serving)),
+        delete=tuple(sorted(key for key, live in extra.items() if key not in serving | around)),
         superseded=serving,
     )
 
@@ -44,12 +46,13 @@ def available(child: Child, live: Json | None) -> bool:
     )
 
 
-def _is_older(key: ChildKey, live: Json, engines: list[Child]) -> bool:
-    """True for an engine Deployment of a role that the pool still has, at another revision."""
-    if key.kind != DEPLOYMENTS.kind:
-        return False
-    role = live["metadata"].get("labels", {}).get(names.LABEL_ROLE, "")
-    return any(child.role is not None and child.role.value == role and role != Role.ROUTER for child in engines)
+def _is_older(key: ChildKey, live: Json) -> bool:
+    """True for an engine Deployment of another revision; a change of mode is one, and leaves roles behind."""
+    return key.kind == DEPLOYMENTS.kind and _role(live) in names.ENGINE_ROLES
+
+
+def _role(live: Json) -> str:
+    return str(live["metadata"].get("labels", {}).get(names.LABEL_ROLE, ""))
 
 
 def _revision(live: Json) -> str:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final
 from pdpool_api import names
 from pdpool_api.conditions import Condition, ConditionType, Reason, set_condition, without
 from pdpool_api.conditions import Status as ConditionStatus
+from pdpool_api.hardware import accelerator_resources
 from pdpool_api.names import Role
 from pdpool_api.pool import InferencePoolStatus, RoleStatus, RouterStatus
-from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Json, Observed, Outcome, Plan
+from pdpool_api.pool_status import GpuStatus
+from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Json, Observed, Outcome, Plan, Remark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,13 +69,17 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
         said = _counted_anew(InferencePoolStatus.model_validate({**live, "conditions": ()}), observed)
     else:
         counts = role_counts(plan, outcome)
+        # In mode Aggregated spec.decode describes the one role, so it is reported there.
+        decode = Role.DECODE if Role.DECODE in counts else Role.AGGREGATED
         said = InferencePoolStatus(
-            mode="Disaggregated",
+            mode=plan.desired.mode,
+            mode_inputs=plan.desired.mode_inputs,
             revision=plan.desired.revision,
             url=f"http://{names.child_name(observed.ref.name, Role.ROUTER.value)}.{observed.ref.namespace}.svc",
-            prefill=_role_status(counts[Role.PREFILL], observed, Role.PREFILL),
-            decode=_role_status(counts[Role.DECODE], observed, Role.DECODE),
+            prefill=_role_status(counts[Role.PREFILL], observed, Role.PREFILL) if Role.PREFILL in counts else None,
+            decode=_role_status(counts[decode], observed, decode),
             router=RouterStatus(replicas=counts[Role.ROUTER].replicas, ready_replicas=counts[Role.ROUTER].ready),
+            gpus=GpuStatus(in_use=sum(map(_gpus, observed.pods)), max=plan.desired.max_gpus),
         )
     found = conditions(observed, plan, outcome, now=now)
     return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
@@ -82,7 +88,8 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
 def _counted_anew(before: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:
     """What was said before the spec was refused, with the counts of today: what runs goes on, and may fail."""
     said: dict[str, RoleStatus | RouterStatus] = {}
-    for role, of_role in ((Role.PREFILL, before.prefill), (Role.DECODE, before.decode)):
+    decode = Role.AGGREGATED if before.mode == "Aggregated" else Role.DECODE
+    for field, role, of_role in (("prefill", Role.PREFILL, before.prefill), ("decode", decode, before.decode)):
         if of_role is not None:
             live = _deployments(observed, role)
             current = [each for each in live if each["metadata"]["labels"].get(names.LABEL_REVISION) == before.revision]
@@ -92,7 +99,7 @@ def _counted_anew(before: InferencePoolStatus, observed: Observed) -> InferenceP
                 "updated_replicas": _sum(current, "updatedReplicas"),
                 "unschedulable_replicas": _unschedulable_count(observed, role),
             }
-            said[role.value] = of_role.model_copy(update=now)
+            said[field] = of_role.model_copy(update=now)
     if before.router is not None:
         routers = _deployments(observed, Role.ROUTER)
         said["router"] = RouterStatus(replicas=_sum(routers, "replicas"), ready_replicas=_sum(routers, "readyReplicas"))
@@ -104,9 +111,9 @@ def _deployments(observed: Observed, role: Role) -> list[Json]:
 
 
 def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> tuple[Condition, ...]:
-    """Ready, Progressing, SpecValid, and Stalled where nothing goes on by itself; in their fixed order."""
+    """Ready, Progressing, SpecValid, Advisory, and Stalled where nothing goes on by itself; in their fixed order."""
     ready, progressing = _verdicts(observed, plan, outcome)
-    spec_valid = Verdict("True", Reason.VALID, "")
+    spec_valid = Verdict("True", Reason.VALID, plan.desired.unchecked if plan.desired is not None else "")
     if plan.refusal is not None:
         spec_valid = Verdict("False", Reason(plan.refusal.reason), plan.refusal.message)
     said = {
@@ -114,6 +121,8 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
         ConditionType.PROGRESSING: progressing,
         ConditionType.SPEC_VALID: spec_valid,
     }
+    if plan.desired is not None:
+        said[ConditionType.ADVISORY] = _advisory(plan.desired.remarks)
     live = (observed.pool.get("status") or {}).get("conditions", ())
     result: tuple[Condition, ...] = tuple(Condition.model_validate(each) for each in live if each["type"] in _OURS)
     stops = (each for each in (ready, progressing) if each.reason in _STALLING)
@@ -133,6 +142,13 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
             now=now,
         )
     return result
+
+
+def _advisory(remarks: tuple[Remark, ...]) -> Verdict:
+    """Every remark in one message, the first one's reason for all."""
+    if not remarks:
+        return Verdict("False", Reason.NOTHING_TO_NOTE, "")
+    return Verdict("True", Reason(remarks[0].reason), "; ".join(each.message for each in remarks))
 
 
 def role_counts(plan: Plan, outcome: Outcome) -> Mapping[Role, Counts]:
@@ -270,6 +286,15 @@ def _pods(observed: Observed, role: Role) -> list[Json]:
 def _condition(pod: Json, kind: str) -> Json:
     found: Json = next((each for each in pod["status"].get("conditions", ()) if each["type"] == kind), {})
     return found
+
+
+def _gpus(pod: Json) -> int:
+    """Accelerators that a pod holds on its node, until it has ended."""
+    spec = pod.get("spec", {})
+    if not spec.get("nodeName") or pod["status"].get("phase") in ("Succeeded", "Failed"):
+        return 0
+    amounts = (limits.get(name, "0") for limits in spec.get("limits", ()) for name in accelerator_resources())
+    return sum(int(amount) for amount in amounts if str(amount).isdecimal())
 
 
 def _unschedulable(pod: Json) -> bool:

@@ -45,10 +45,11 @@ class _Worker:
 class Workers:
     """The tasks of all pools."""
 
-    def __init__(self, kube: Kube, cluster: Cluster, images: Images) -> None:
+    def __init__(self, kube: Kube, cluster: Cluster, images: Images, operator_namespace: str | None = None) -> None:
         self._kube = kube
         self._cluster = cluster
         self._images = images
+        self._operator_namespace = operator_namespace
         self._workers: dict[PoolRef, _Worker] = {}
         self._acting = False
 
@@ -117,7 +118,7 @@ class Workers:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
-                result = await reconcile(ref, self._cluster, writer, self._images)
+                result = await reconcile(ref, self._cluster, writer, self._images, self._operator_namespace)
         except ApiError as fault:
             _log.warning("reconcile failed", pool=str(ref), fault=str(fault))
             telemetry.RECONCILE_ERRORS.inc()

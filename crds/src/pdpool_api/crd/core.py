@@ -12,6 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
+from pdpool_api.schema import INT_OR_STRING, QUANTITY_PATTERN
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -22,16 +24,12 @@ SNAPSHOT_FILE: Final = "core_v1.json"
 _REF_PREFIX: Final = "#/components/schemas/"
 _CORE_PREFIX: Final = "io.k8s.api.core.v1."
 
-_QUANTITY_PATTERN: Final = (
-    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
-)
-_INT_OR_STRING: Final[Schema] = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
 _STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 
 _REPLACED: Final[Mapping[str, Schema]] = {
     # The only form in which a CRD may say `anyOf` with types; a number such as 1.5 must then be quoted.
-    "io.k8s.apimachinery.pkg.api.resource.Quantity": {**_INT_OR_STRING, "pattern": _QUANTITY_PATTERN},
-    "io.k8s.apimachinery.pkg.util.intstr.IntOrString": _INT_OR_STRING,
+    "io.k8s.apimachinery.pkg.api.resource.Quantity": {**INT_OR_STRING, "pattern": QUANTITY_PATTERN},
+    "io.k8s.apimachinery.pkg.util.intstr.IntOrString": INT_OR_STRING,
     # Of embedded metadata (a volume's claim template) only these two are ever used.
     "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta": {
         "type": "object",

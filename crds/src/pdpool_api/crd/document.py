@@ -74,6 +74,7 @@ _COLUMNS: Final = [
     _column("Age", ".metadata.creationTimestamp", kind="date"),
     _column("URL", ".status.url", wide=True),
     _column("Revision", ".status.revision", wide=True),
+    _column("GPUs", ".status.gpus.inUse", wide=True, kind="integer"),
 ]
 
 

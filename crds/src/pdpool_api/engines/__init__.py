@@ -58,6 +58,9 @@ class Engine(Protocol):
     def unsupported_version(self, spec: InferencePoolSpec) -> str | None:
         """Why the engine's version cannot be run."""
 
+    def advice(self, spec: InferencePoolSpec) -> Sequence[str]:
+        """What is worth knowing of the settings, and blocks nothing."""
+
     def disagreements(self, spec: InferencePoolSpec) -> Sequence[Disagreement]:
         """In what prefill and decode differ though they must not."""
 

@@ -10,44 +10,64 @@ from typing import TYPE_CHECKING
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.names import Role
+from pdpool_operator.build.disruption_budgets import disruption_budget
 from pdpool_operator.build.engine_deployment import engine_deployment
+from pdpool_operator.build.network_policies import engine_policy, router_policy
+from pdpool_operator.build.optional_kinds import http_route, pod_monitors
 from pdpool_operator.build.router_access import role, role_binding, service_account
 from pdpool_operator.build.router_config_map import config_map
 from pdpool_operator.build.router_deployment import router_deployment
 from pdpool_operator.build.services import engine_service, router_service
-from pdpool_operator.records import Desired, Images, Refusal
+from pdpool_operator.records import Child, Desired, Images, Refusal, Remark, Surroundings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pdpool_api.pool import InferencePool
 
 
-def desired(pool: InferencePool, images: Images) -> Desired | Refusal:
-    """Every child of the pool, or why none is built."""
+def desired(pool: InferencePool, images: Images, around: Surroundings | None = None) -> Desired | Refusal:
+    """Every child of the pool, or why none is built; mode Auto is decided before."""
+    around = around or Surroundings()
     resolved = pool.model_copy(update={"spec": pool.spec.with_images(engine=images.engine, router=images.router)})
+    spec = resolved.spec
     try:
         refused = refusal(resolved)
         if refused is not None:
             return refused
-        revision = vllm.revision(resolved.spec)
-        engines = [engine_deployment(resolved, each, revision) for each in resolved.spec.roles]
-    except vllm.ArgumentError as fault:
-        return Refusal(Reason.INVALID_SPEC, str(fault))
-    return Desired(
-        revision=revision,
-        children=(
+        revision = vllm.revision(spec)
+        engines = [engine_deployment(resolved, each, revision) for each in spec.roles]
+        optional = _optional(resolved)
+        advice = vllm.advice(spec)
+        children = (
             service_account(resolved),
             role(resolved),
             role_binding(resolved),
             config_map(resolved),
+            router_policy(resolved, around.operator_namespace),
+            *(engine_policy(resolved, each, around.operator_namespace) for each in spec.roles),
+            *(disruption_budget(resolved, each) for each in (Role.ROUTER, *spec.roles)),
             router_service(resolved),
-            *(engine_service(resolved, each) for each in resolved.spec.roles),
+            *(engine_service(resolved, each) for each in spec.roles),
             router_deployment(resolved),
             *engines,
-        ),
+            *(child for child in optional if child.resource in around.optional),
+        )
+    except vllm.ArgumentError as fault:
+        return Refusal(Reason.INVALID_SPEC, str(fault))
+    return Desired(
+        revision=revision,
+        children=children,
         replicas={
-            Role.ROUTER: resolved.spec.router.desired_replicas,
-            **{each: resolved.spec.role(each).desired_replicas for each in resolved.spec.roles},
+            Role.ROUTER: spec.router.desired_replicas,
+            **{each: spec.role(each).desired_replicas for each in spec.roles},
         },
+        mode="Disaggregated" if spec.disaggregated else "Aggregated",
+        max_gpus=spec.max_gpus,
+        remarks=(
+            *_missing(child for child in optional if child.resource not in around.optional),
+            *(Remark(Reason.ENGINE_SETTING, words) for words in advice),
+        ),
     )
 
 
@@ -55,7 +75,7 @@ def refusal(pool: InferencePool) -> Refusal | None:
     """Why a spec with resolved images is not carried out, every fault named; None: it is.
 
     Raises:
-        vllm.ArgumentError: a JSON argument is no JSON object.
+        vllm.ArgumentError: a JSON argument is no JSON object, or a size is no whole number.
     """
     if reserved := vllm.reserved_arguments(pool.spec):
         return Refusal(Reason.RESERVED_ARGUMENT, "; ".join(reserved))
@@ -64,3 +84,19 @@ def refusal(pool: InferencePool) -> Refusal | None:
     if found := vllm.disagreements(pool.spec):
         return Refusal(Reason.INCOMPATIBLE_ROLES, "; ".join(each.message for each in found))
     return None
+
+
+def _optional(pool: InferencePool) -> list[Child]:
+    route = http_route(pool)
+    return [*([route] if route is not None else []), *pod_monitors(pool)]
+
+
+def _missing(children: Iterable[Child]) -> list[Remark]:
+    kinds = {child.resource.kind: child.resource for child in children}
+    return [
+        Remark(
+            Reason.OPTIONAL_API_MISSING,
+            f"no {kind} is made: the API server has no {resource.api_version} (made when it is installed)",
+        )
+        for kind, resource in kinds.items()
+    ]

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 
 def config_map(pool: InferencePool) -> Child:
-    """The file for this pool: its model names, and its pods as endpoints."""
+    """The file for this pool: what it serves, its pods as endpoints, how it chooses, its bounds."""
+    router = pool.spec.router
     config = router_config.RouterConfig(
-        model=router_config.Model(served_names=pool.spec.model.names),
+        model=router_config.Model(
+            served_names=pool.spec.model.names, adapters=tuple(each.name for each in pool.spec.model.adapters)
+        ),
         endpoints=router_config.Endpoints(
             pods=router_config.PodSource(namespace=pool.namespace, pool=pool.name, uid=pool.uid)
         ),
+        routing=router_config.Routing.model_validate(router.routing.model_dump()),
+        limits=router_config.Limits.model_validate(router.limits.model_dump()),
     )
     body = {
         "apiVersion": CONFIG_MAPS.api_version,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from pdpool_api import names
 from pdpool_api.names import Role
 from pdpool_operator.build.metadata import metadata
+from pdpool_operator.build.pods import over, placement, pod_metadata
+from pdpool_operator.build.router_access import account_name
 from pdpool_operator.records import DEPLOYMENTS, Child, Json
 
 if TYPE_CHECKING:
@@ -45,27 +47,45 @@ def router_deployment(pool: InferencePool) -> Child:
 
 
 def _template(pool: InferencePool) -> Json:
+    given = pool.spec.router.template
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    config = {"name": "config", "configMap": {"name": names.child_name(pool.name, "router")}}
     return {
-        "metadata": {"labels": names.child_labels(pool.name, Role.ROUTER)},
+        "metadata": pod_metadata(pool, Role.ROUTER, given, {}),
         "spec": {
-            "serviceAccountName": names.child_name(pool.name, "router"),
+            **placement(pool, Role.ROUTER, given),
+            "serviceAccountName": account_name(pool),
             "automountServiceAccountToken": True,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": PRE_STOP_S + pool.spec.router.drain_seconds + _EXIT_S,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER_ID,
-                "runAsGroup": USER_ID,
-                "fsGroup": USER_ID,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": over(security, given.pod_security_context),
             "containers": [_container(pool)],
-            "volumes": [{"name": "config", "configMap": {"name": names.child_name(pool.name, "router")}}],
+            "volumes": [config, *given.volumes],
         },
     }
 
 
+def _resources(pool: InferencePool) -> Json:
+    claims = [{"name": each["name"]} for each in pool.spec.router.template.resource_claims]
+    found = pool.spec.router.resources or {"requests": dict(_DEFAULT_REQUESTS)}
+    return {**({"claims": claims} if claims else {}), **found}
+
+
 def _container(pool: InferencePool) -> Json:
+    given = pool.spec.router.template
+    security = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     admin = {"port": "admin", "scheme": "HTTP"}
     return {
         "name": "router",
@@ -96,13 +116,10 @@ def _container(pool: InferencePool) -> Json:
             "failureThreshold": 3,
         },
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
-        "resources": pool.spec.router.resources or {"requests": dict(_DEFAULT_REQUESTS)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "volumeMounts": [{"name": "config", "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True}],
+        "resources": _resources(pool),
+        "securityContext": over(security, given.security_context),
+        "volumeMounts": [
+            {"name": "config", "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True},
+            *given.volume_mounts,
+        ],
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pdpool_api import names
+from pdpool_api.engines import vllm
 from pdpool_api.names import Role
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import SERVICES, Child
@@ -12,18 +13,18 @@ from pdpool_operator.records import SERVICES, Child
 if TYPE_CHECKING:
     from pdpool_api.pool import InferencePool
 
-ROUTER_SERVICE_PORT: Final = 80
-
 
 def router_service(pool: InferencePool) -> Child:
-    """What clients call: port 80 of `<pool>-router`."""
-    port = {"name": "http", "protocol": "TCP", "port": ROUTER_SERVICE_PORT, "targetPort": "http"}
+    """What clients call: `<pool>-router`."""
+    given = pool.spec.router.service
+    port = {"name": "http", "protocol": "TCP", "port": given.port, "targetPort": "http"}
+    annotations = {"annotations": dict(given.annotations)} if given.annotations else {}
     body = {
         "apiVersion": SERVICES.api_version,
         "kind": SERVICES.kind,
-        "metadata": metadata(pool, Role.ROUTER, "router"),
+        "metadata": {**metadata(pool, Role.ROUTER, "router"), **annotations},
         "spec": {
-            "type": "ClusterIP",
+            "type": given.type,
             "selector": names.selector_labels(pool.name, Role.ROUTER),
             "ports": [port],
         },
@@ -33,7 +34,7 @@ def router_service(pool: InferencePool) -> Child:
 
 def engine_service(pool: InferencePool, role: Role) -> Child:
     """Names for the pods of a role; routers find them by watching, not by this."""
-    port = {"name": "http", "protocol": "TCP", "port": names.ENGINE_HTTP_PORT, "targetPort": "http"}
+    port = {"name": "http", "protocol": "TCP", "port": vllm.http_port(pool.spec, role), "targetPort": "http"}
     body = {
         "apiVersion": SERVICES.api_version,
         "kind": SERVICES.kind,

@@ -15,7 +15,18 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from pdpool_api import names
-from pdpool_operator.records import DEPLOYMENTS, PODS, POOLS, WATCHED, ChildKey, Json, Observed, PoolRef, Resource
+from pdpool_operator.records import (
+    DEPLOYMENTS,
+    OPTIONAL_RESOURCES,
+    PODS,
+    POOLS,
+    WATCHED,
+    ChildKey,
+    Json,
+    Observed,
+    PoolRef,
+    Resource,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,8 +44,10 @@ class Cluster:
         self._as_of: dict[Resource, int] = dict.fromkeys(self._objects, -1)
         """Version of the youngest list: what is not younger and was not in it is gone."""
         self._listed: set[Resource] = set()
+        self._settled: set[Resource] = set()
+        """Kinds that were listed, or that the API server was found to lack."""
         self.completed = asyncio.Event()
-        """Set once every kind was listed; before that absent may mean unknown."""
+        """Set once every kind was listed or found absent; before that absent may mean unknown."""
         self._children: defaultdict[str, dict[tuple[Resource, Key], Json]] = defaultdict(dict)
         self._pods: defaultdict[Key, dict[Key, Json]] = defaultdict(dict)
         self._by_label: dict[Key, PoolRef] = {}
@@ -63,6 +76,7 @@ class Cluster:
             pool=pool,
             children={ChildKey(resource.kind, key[1]): live for (resource, key), live in owned.items()},
             pods=tuple(self._pods.get((ref.namespace, names.label_value(ref.name)), {}).values()),
+            optional=frozenset(self._listed.intersection(OPTIONAL_RESOURCES)),
         )
 
     def put(self, resource: Resource, raw: Json) -> PoolRef | None:
@@ -121,10 +135,25 @@ class Cluster:
                 self._forget(resource, key)
         self._as_of[resource] = max(version, self._as_of[resource])
         self._tombstones[resource] = {k: at for k, at in self._tombstones[resource].items() if at > version}
+        if resource in OPTIONAL_RESOURCES and resource not in self._listed:
+            # What waited for the kind can be made now.
+            concerned.update(self.pools())
         self._listed.add(resource)
-        if len(self._listed) == len(self._objects):
-            self.completed.set()
+        self._settle(resource)
         return {ref for ref in concerned if ref is not None}
+
+    def lack(self, resource: Resource) -> set[PoolRef]:
+        """Takes in that the API server has no such kind (any more); returns the pools that this concerns."""
+        was_there = resource in self._listed
+        self._listed.discard(resource)
+        self._reset(resource)
+        self._settle(resource)
+        return set(self.pools()) if was_there else set()
+
+    def _settle(self, resource: Resource) -> None:
+        self._settled.add(resource)
+        if len(self._settled) == len(self._objects):
+            self.completed.set()
 
     def _tombstone(self, resource: Resource, key: Key) -> int:
         return self._tombstones[resource].get(key, -1)
@@ -181,7 +210,7 @@ def _trimmed(resource: Resource, raw: Json) -> Json:
     metadata = dict(raw["metadata"])
     entries = metadata.pop("managedFields", ())
     if resource is PODS:
-        return {"metadata": metadata, "status": raw.get("status", {})}
+        return {"metadata": metadata, "spec": _pod_spec(raw.get("spec", {})), "status": raw.get("status", {})}
     metadata["managedFields"] = [entry for entry in entries if entry.get("manager") == names.FIELD_MANAGER]
     if resource is POOLS:
         return {"metadata": metadata, "spec": raw.get("spec", {}), "status": raw.get("status", {})}
@@ -190,6 +219,12 @@ def _trimmed(resource: Resource, raw: Json) -> Json:
         live["spec"] = {"replicas": raw.get("spec", {}).get("replicas")}
         live["status"] = raw.get("status", {})
     return live
+
+
+def _pod_spec(spec: Json) -> Json:
+    """Where a pod runs, and what it holds there."""
+    limits = [container.get("resources", {}).get("limits", {}) for container in spec.get("containers", ())]
+    return {"nodeName": spec.get("nodeName", ""), "limits": [each for each in limits if each]}
 
 
 def _drop(index: defaultdict[Any, dict[Any, Json]], outer: Any, inner: Any) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pdpool_api import names
-from pdpool_operator.kube import ApiError, Kube, NotFoundError
-from pdpool_operator.records import POOLS, WATCHED, PoolRef, Resource
+from pdpool_operator.kube import ApiError, ForbiddenError, Kube, NotFoundError
+from pdpool_operator.records import OPTIONAL_RESOURCES, POOLS, WATCHED, PoolRef, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +95,9 @@ class Relist:
         try:
             listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
         except ApiError as fault:
+            if resource in OPTIONAL_RESOURCES:
+                await self._do_without(resource, fault)
+                return
             self._good = False
             _log.warning("list failed", resource=str(resource), fault=str(fault))
             if isinstance(fault, NotFoundError):
@@ -103,6 +106,19 @@ class Relist:
         for ref in self._cluster.replace(resource, listing.items, listing.version, consistent=consistent):
             self._wake(ref)
         await self._note(resource, serving=True)
+
+    async def _do_without(self, resource: Resource, fault: ApiError) -> None:
+        """A kind of another project may be absent, forbidden or broken: the operator neither waits nor gets unready.
+
+        What was listed once and fails for now is kept, so that a short fault changes nothing.
+        """
+        is_for_good = isinstance(fault, NotFoundError | ForbiddenError)
+        if not is_for_good:
+            _log.warning("list failed", resource=str(resource), fault=str(fault))
+        if is_for_good or resource not in self._serving:
+            for ref in self._cluster.lack(resource):
+                self._wake(ref)
+            await self._note(resource, serving=False)
 
     async def _note(self, resource: Resource, *, serving: bool) -> None:
         if (resource in self._serving) is serving:

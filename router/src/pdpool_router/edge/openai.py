@@ -93,7 +93,7 @@ class Api:
     def configure(self, config: RouterConfig) -> None:
         """Takes over a configuration; requests in hand keep what they began with."""
         self._config = config
-        self._names = {name: name for name in config.model.served_names}
+        self._names = {name: name for name in (*config.model.served_names, *config.model.adapters)}
         self._forwarded = _ALWAYS_FORWARDED + tuple(
             name
             for name in (text.encode() for text in config.forward_headers)

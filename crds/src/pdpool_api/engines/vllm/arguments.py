@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware
 from pdpool_api.engines.vllm import flags
+from pdpool_api.engines.vllm.attention import pinned_backend
 from pdpool_api.engines.vllm.environment import POD_NAME_VARIABLE
 from pdpool_api.engines.vllm.lifecycle import shutdown_timeout_s
+from pdpool_api.engines.vllm.parallelism import parallelism
+from pdpool_api.engines.vllm.ports import DATA_PARALLEL_RPC_PORT, http_port, port_offset
 from pdpool_api.engines.vllm.version import has_flag, version
-from pdpool_api.names import ENGINE_HTTP_PORT, KV_EVENTS_PORT, KV_REPLAY_PORT, Role
+from pdpool_api.names import KV_EVENTS_PORT, KV_REPLAY_PORT, Role
 from pdpool_api.pool import RESERVED_FLAGS
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 CONNECTOR: Final = "NixlConnector"
 
 _KV_ROLES: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+_MAX_LORAS: Final = 8
+"""Adapters in one batch: each takes memory of the accelerator for its weights."""
 _POLICIES: Final = {"Fail": "fail", "Recompute": "recompute"}
 
 
@@ -35,7 +40,9 @@ def arguments(spec: InferencePoolSpec, role: Role) -> list[str]:
     generated = _generated(spec, role)
     known = flags.KNOWN | generated.keys()
     found = flags.given_flags(spec, role, known)
-    generated[flags.KV_TRANSFER] = [_compact(transfer_config(spec, role))]
+    verbatim = role is Role.AGGREGATED
+    if not verbatim:
+        generated[flags.KV_TRANSFER] = [_compact(transfer_config(spec, role))]
     taken = {each.flag for each in found} - {flags.KV_TRANSFER}
     of_version = version(spec)
     return [
@@ -46,12 +53,18 @@ def arguments(spec: InferencePoolSpec, role: Role) -> list[str]:
             if flag not in taken and has_flag(flag, of_version)
             for item in (flag, *values)
         ),
-        *(item for _, items in flags.lists(spec, role) for item in _without(items, flags.KV_TRANSFER, known)),
+        *(
+            item
+            for _, items in flags.lists(spec, role)
+            for item in (items if verbatim else _without(items, flags.KV_TRANSFER, known))
+        ),
     ]
 
 
 def transfer_config(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     """The value of `--kv-transfer-config`: the generated fields, the author's over them, any engine id made unique.
+
+    Of prefill and decode only: an aggregated engine hands nothing over, and an author's flag is left as it is.
 
     Raises:
         ArgumentError: the author's is no JSON object.
@@ -83,17 +96,16 @@ def reserved_arguments(spec: InferencePoolSpec) -> tuple[str, ...]:
 
 
 def _generated(spec: InferencePoolSpec, role: Role) -> dict[str, list[str]]:
-    of_role = spec.role(role)
     result: dict[str, list[str]] = {
         "--served-model-name": list(spec.model.names),
         "--host": ["0.0.0.0"],  # noqa: S104 - a pod's own network: probes, Service and peers reach it by any address
-        "--port": [str(ENGINE_HTTP_PORT)],
+        "--port": [str(http_port(spec, role))],
     }
     if spec.model.revision:
         result["--revision"] = [spec.model.revision]
     if spec.model.max_model_len is not None:
         result["--max-model-len"] = [str(spec.model.max_model_len)]
-    sizes = of_role.parallelism
+    sizes = parallelism(spec, role)
     for flag, size in (
         ("--tensor-parallel-size", sizes.tensor),
         ("--pipeline-parallel-size", sizes.pipeline),
@@ -101,22 +113,52 @@ def _generated(spec: InferencePoolSpec, role: Role) -> dict[str, list[str]]:
     ):
         if size > 1:
             result[flag] = [str(size)]
-    result[flags.KV_TRANSFER] = []
+    offset = port_offset(spec, role)
+    if offset and sizes.data > 1:
+        result["--data-parallel-rpc-port"] = [str(DATA_PARALLEL_RPC_PORT + offset)]
+    if role is not Role.AGGREGATED:
+        result[flags.KV_TRANSFER] = []
     result["--kv-events-config"] = [
         _compact(
             {
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
-                "endpoint": f"tcp://*:{KV_EVENTS_PORT}",
-                "replay_endpoint": f"tcp://*:{KV_REPLAY_PORT}",
+                "endpoint": f"tcp://*:{KV_EVENTS_PORT + offset}",
+                "replay_endpoint": f"tcp://*:{KV_REPLAY_PORT + offset}",
             }
         )
     ]
     result["--enable-prompt-tokens-details"] = []
     result["--shutdown-timeout"] = [str(shutdown_timeout_s(spec, role))]
-    for flag, value in hardware.profile(of_role.hardware).settings(spec.engine.name, role).args.items():
-        result[flag] = [] if value is None else [value]
+    result.update(_adapters(spec))
+    backend = pinned_backend(spec)
+    if backend is not None:
+        result["--attention-backend"] = [backend]
+    result.update(_of_profile(spec, role))
     return result
+
+
+def _adapters(spec: InferencePoolSpec) -> dict[str, list[str]]:
+    adapters = spec.model.adapters
+    if not adapters:
+        return {}
+    return {
+        "--enable-lora": [],
+        # The engine's default of one would make requests for different adapters wait for each other.
+        "--max-loras": [str(min(len(adapters), _MAX_LORAS))],
+        "--lora-modules": [f"{each.name}={each.source}" for each in adapters],
+    }
+
+
+def _of_profile(spec: InferencePoolSpec, role: Role) -> dict[str, list[str]]:
+    """What suits the role on its hardware, but for what another setting of the pool makes unsuitable."""
+    args = hardware.profile(spec.role(role).hardware).settings(spec.engine.name, role).args
+    unsuitable: set[str] = set()
+    if spec.transfer.on_failure == "Recompute":
+        unsuitable.add("--compilation-config")  # decode then computes prompts as well: graphs for those too
+    if any(each.flag == "--enable-chunked-prefill" and each.negated for each in flags.given_flags(spec, role)):
+        unsuitable.add("--max-num-batched-tokens")  # a whole prompt must then fit into one step
+    return {flag: [] if value is None else [value] for flag, value in args.items() if flag not in unsuitable}
 
 
 def _without(items: tuple[str, ...], flag: str, known: frozenset[str]) -> list[str]:

@@ -11,15 +11,18 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pdpool_api import hardware
+from pdpool_api import hardware, models
 from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.arguments import transfer_config
+from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, choices, own_choice, pinned_backend
 from pdpool_api.engines.vllm.environment import environment
 from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
-    from pdpool_api.pool import InferencePoolSpec, Parallelism
+    from collections.abc import Iterator
+
+    from pdpool_api.pool import InferencePoolSpec
 
 REVISION_LENGTH: Final = 8
 
@@ -39,7 +42,11 @@ _SETTINGS: Final = (
     "--spec-tokens",
 )
 _SWITCHES: Final = frozenset({"--disable-hybrid-kv-cache-manager"})
-_VARIABLES: Final = ("VLLM_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT")
+_VARIABLES: Final = (
+    "VLLM_ATTENTION_BACKEND",  # only engines older than the supported ones read it: an image of one's own may
+    "VLLM_KV_CACHE_LAYOUT",
+    "VLLM_SSM_CONV_STATE_LAYOUT",
+)
 _OWN_TRANSFER_FIELDS: Final = frozenset({"kv_role", "kv_load_failure_policy", "engine_id"})
 _OWN_TRANSFER_EXTRAS: Final = frozenset({"kv_lease_duration"})
 """Fields of the transfer configuration in which the roles may differ."""
@@ -71,10 +78,12 @@ def shared_settings(spec: InferencePoolSpec) -> dict[str, Any]:
     Raises:
         ArgumentError: a JSON argument is no JSON object.
     """
+    adapters = {each.name: each.source for each in spec.model.adapters}
     return {
         "model": spec.model.id,
         "image": spec.engine.image,
         "servedNames": list(spec.model.names),
+        **({"adapters": adapters} if adapters else {}),
         "roles": {role.value: settings(spec, role) for role in spec.roles},
     }
 
@@ -100,9 +109,7 @@ def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     result: dict[str, Any] = {flag: profile.args[flag] for flag in _SETTINGS if flag in profile.args}
     if spec.model.revision:
         result["--revision"] = spec.model.revision
-    attention = flags.json_value(found, "--attention-config")
-    if attention.get("backend"):
-        result["--attention-backend"] = attention["backend"]
+    result[ATTENTION_BACKEND] = flags.json_value(found, "--attention-config").get("backend") or pinned_backend(spec)
     for each in found:
         if each.flag in _SWITCHES:
             result[each.flag] = not each.negated
@@ -111,7 +118,8 @@ def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     speculative = flags.json_value(found, "--speculative-config")
     if speculative:
         result["--speculative-config"] = speculative
-    result["connector"] = _connector(spec, role)
+    if role is not Role.AGGREGATED:
+        result["connector"] = _connector(spec, role)
     for variable in environment(spec, role):
         if variable["name"] in _VARIABLES:
             result[variable["name"]] = variable.get("value", variable.get("valueFrom"))
@@ -120,42 +128,65 @@ def settings(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
 
 
 def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
-    """Everything in which the spec lets prefill and decode differ though they must not.
+    """Everything in which the spec lets prefill and decode differ though they must not; one role agrees with itself.
 
     Raises:
         ArgumentError: a JSON argument is no JSON object, or see `parallelism`.
     """
-    prefill, decode = settings(spec, Role.PREFILL), settings(spec, Role.DECODE)
+    if not spec.disaggregated:
+        return ()
+    prefill, decode = _chosen(spec, Role.PREFILL), _chosen(spec, Role.DECODE)
     names = sorted(prefill.keys() | decode.keys())
     found = [
         Disagreement(name, prefill.get(name), decode.get(name))
         for name in names
         if name != "--block-size" and prefill.get(name) != decode.get(name)
     ]
-    sizes = parallelism(spec, Role.PREFILL), parallelism(spec, Role.DECODE)
-    larger = sizes[0].tensor > sizes[1].tensor
-    blocks = _block_size(prefill.get("--block-size"), decode.get("--block-size"), prefill_is_larger=larger)
-    return (*found, *blocks, *_sizes(*sizes))
+    return (
+        *found,
+        *_block_size(spec, prefill.get("--block-size"), decode.get("--block-size")),
+        *_sizes(spec),
+        *_hardware(spec),
+    )
 
 
-def _sizes(prefill: Parallelism, decode: Parallelism) -> tuple[Disagreement, ...]:
-    """The rules of the schema again, for sizes that arguments give."""
-    found: list[Disagreement] = []
+def _chosen(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
+    """The settings of a role, and the backend that its hardware chooses where only the other role names one."""
+    found = settings(spec, role)
+    other = settings(spec, Role.DECODE if role is Role.PREFILL else Role.PREFILL)
+    by_itself = choices(spec, role)
+    if ATTENTION_BACKEND in other and ATTENTION_BACKEND not in found and by_itself:
+        return {**found, ATTENTION_BACKEND: by_itself[0]}
+    return found
+
+
+def _sizes(spec: InferencePoolSpec) -> Iterator[Disagreement]:
+    """Tensor and pipeline sizes, also those that arguments give."""
+    prefill, decode = parallelism(spec, Role.PREFILL), parallelism(spec, Role.DECODE)
     if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
-        found.append(
-            Disagreement(
-                "--tensor-parallel-size", prefill.tensor, decode.tensor, "of the roles must divide one another"
-            )
-        )
+        rule = "of the roles must divide one another"
+        yield Disagreement("--tensor-parallel-size", prefill.tensor, decode.tensor, rule)
+    heads = models.facts(spec.model).kv_heads
+    if prefill.tensor > decode.tensor and heads is not None and prefill.tensor > heads:
+        rule = f"of prefill, where it is the larger, must not exceed the model's KV heads ({heads})"
+        yield Disagreement("--tensor-parallel-size", prefill.tensor, decode.tensor, rule)
     if decode.pipeline != 1:
-        found.append(Disagreement("--pipeline-parallel-size", prefill.pipeline, decode.pipeline, "of decode must be 1"))
-    return tuple(found)
+        rule = "of decode must be 1"
+        yield Disagreement("--pipeline-parallel-size", prefill.pipeline, decode.pipeline, rule)
 
 
-def _block_size(prefill: Any, decode: Any, *, prefill_is_larger: bool) -> tuple[Disagreement, ...]:
+def _hardware(spec: InferencePoolSpec) -> Iterator[Disagreement]:
+    """Two kinds of hardware on which no attention backend is the same."""
+    prefill = own_choice(spec, Role.PREFILL)
+    if prefill is not None:
+        rule = "of the hardware profiles must be equal, and no backend runs on both"
+        yield Disagreement("attention backend", prefill, own_choice(spec, Role.DECODE), rule)
+
+
+def _block_size(spec: InferencePoolSpec, prefill: Any, decode: Any) -> tuple[Disagreement, ...]:
     if prefill == decode:
         return ()
-    if prefill_is_larger:
+    if parallelism(spec, Role.PREFILL).tensor > parallelism(spec, Role.DECODE).tensor:
         rule = "must be equal where prefill's tensor size is the larger"
     elif _is_multiple(decode, prefill):
         return ()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware
-from pdpool_api.names import NIXL_SIDE_CHANNEL_PORT
+from pdpool_api.engines.vllm.ports import port_offset
+from pdpool_api.names import MODEL_CACHE_PATH, NIXL_SIDE_CHANNEL_PORT, Role
 
 if TYPE_CHECKING:
-    from pdpool_api.names import Role
     from pdpool_api.pool import InferencePoolSpec
 
 
@@ -22,17 +22,13 @@ POD_NAME_VARIABLE: Final = "PDPOOL_POD_NAME"
 
 def environment(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
     """EnvVar objects of core/v1 for a role."""
-    network = spec.transfer.network
     of_role = spec.role(role)
     generated = [
-        # Peers pull KV from the address that the engine itself announces; its default is localhost.
-        _from_pod("VLLM_NIXL_SIDE_CHANNEL_HOST", "status.podIP"),
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_SIDE_CHANNEL_PORT)},
+        *(_of_transfer(spec, role) if role is not Role.AGGREGATED else ()),
         # Else the engine guesses by opening a socket to a public address, which a closed network may drop.
         _from_pod("VLLM_HOST_IP", "status.podIP"),
         _from_pod(POD_NAME_VARIABLE, "metadata.name"),
-        *([{"name": "UCX_TLS", "value": network.tls}] if network.tls else []),
-        *([{"name": "UCX_NET_DEVICES", "value": ",".join(network.devices)}] if network.devices else []),
+        *_of_model(spec),
         *(
             {"name": name, "value": value}
             for name, value in hardware.profile(of_role.hardware).settings(spec.engine.name, role).env.items()
@@ -43,6 +39,29 @@ def environment(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         by_name.pop(variable["name"], None)
         by_name[variable["name"]] = variable
     return list(by_name.values())
+
+
+def _of_transfer(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
+    network = spec.transfer.network
+    return [
+        # Peers pull KV from the address that the engine itself announces; its default is localhost.
+        _from_pod("VLLM_NIXL_SIDE_CHANNEL_HOST", "status.podIP"),
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_SIDE_CHANNEL_PORT + port_offset(spec, role))},
+        *([{"name": "UCX_TLS", "value": network.tls}] if network.tls else []),
+        *([{"name": "UCX_NET_DEVICES", "value": ",".join(network.devices)}] if network.devices else []),
+    ]
+
+
+def _of_model(spec: InferencePoolSpec) -> list[dict[str, Any]]:
+    token = spec.model.token_secret_ref
+    return [
+        *([{"name": "HF_HOME", "value": MODEL_CACHE_PATH}] if spec.model.has_cache else []),
+        *(
+            [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}}]
+            if token
+            else []
+        ),
+    ]
 
 
 def _from_pod(name: str, path: str) -> dict[str, Any]:

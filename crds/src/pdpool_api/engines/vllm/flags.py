@@ -29,17 +29,33 @@ KNOWN: Final = frozenset(
         "--attention-backend",
         "--attention-config",
         "--block-size",
+        "--compilation-config",
+        "--cpu-offload-gb",
+        "--data-parallel-rpc-port",
         "--data-parallel-size",
         "--disable-hybrid-kv-cache-manager",
         "--dtype",
+        "--enable-chunked-prefill",
+        "--enable-expert-parallel",
+        "--enable-lora",
         "--enable-prompt-tokens-details",
+        "--enforce-eager",
+        "--gpu-memory-utilization",
+        "--hf-overrides",
         "--kv-cache-dtype",
+        "--kv-cache-memory-bytes",
+        "--load-format",
+        "--lora-modules",
         "--mamba-block-size",
         "--mamba-cache-dtype",
         "--mamba-cache-mode",
         "--mamba-ssm-cache-dtype",
+        "--max-loras",
         "--max-model-len",
+        "--max-num-batched-tokens",
+        "--max-num-seqs",
         "--pipeline-parallel-size",
+        "--quantization",
         "--revision",
         "--shutdown-timeout",
         "--spec-method",
@@ -53,8 +69,12 @@ KNOWN: Final = frozenset(
 
 SHORT: Final = {
     "-ac": "--attention-config",
+    "-cc": "--compilation-config",
     "-dp": "--data-parallel-size",
+    "-dpp": "--data-parallel-rpc-port",
+    "-ep": "--enable-expert-parallel",
     "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
     "-sc": "--speculative-config",
     "-tp": "--tensor-parallel-size",
 }
@@ -143,7 +163,7 @@ def is_flag(item: str) -> bool:
 
 def lists(spec: InferencePoolSpec, role: Role) -> list[tuple[str, tuple[str, ...]]]:
     """The author's arguments for a role, as (path, arguments), in the order in which the engine gets them."""
-    return [("spec.engine.args", spec.engine.args), (f"spec.{role.value}.args", spec.role(role).args)]
+    return [("spec.engine.args", spec.engine.args), (f"{spec.field_of(role)}.args", spec.role(role).args)]
 
 
 def given_flags(spec: InferencePoolSpec, role: Role, known: frozenset[str] = KNOWN) -> list[Given]:

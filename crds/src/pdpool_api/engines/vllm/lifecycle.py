@@ -12,7 +12,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api.engines.vllm import flags, metrics
-from pdpool_api.names import ENGINE_HTTP_PORT, Role
+from pdpool_api.engines.vllm.ports import http_port
+from pdpool_api.names import Role
 
 if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
@@ -50,7 +51,7 @@ def pre_stop(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     idle = (metrics.RUNNING, metrics.WAITING, *((metrics.KV_USAGE,) if role is Role.PREFILL else ()))
     return exec_script(
         "pre_stop.py",
-        str(ENGINE_HTTP_PORT),
+        str(http_port(spec, role)),
         str(DRAIN_MIN_S),
         str(drain_s(spec, role)),
         *(metric.name for metric in idle),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api.engines.vllm.lifecycle import exec_script
-from pdpool_api.names import ENGINE_HTTP_PORT
+from pdpool_api.engines.vllm.ports import http_port
 
 if TYPE_CHECKING:
     from pdpool_api.names import Role
@@ -21,24 +21,22 @@ PERIOD_S: Final = 2
 
 def probes(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
     """`startupProbe`, `readinessProbe` and `livenessProbe` of the engine's container."""
-    del role  # the same for every role
+    port = http_port(spec, role)
+    health = {"httpGet": {"path": "/health", "port": port, "scheme": "HTTP"}}
     return {
         # /health answers before the model is loaded in some versions; the list of models is what clients see.
         "startupProbe": {
-            **exec_script("startup.py", str(ENGINE_HTTP_PORT), spec.model.names[0]),
+            **exec_script("startup.py", str(port), spec.model.names[0]),
             **_timing(
                 period_s=PERIOD_S,
                 timeout_s=10,
                 failures=-(-spec.engine.startup_timeout_seconds // PERIOD_S),
             ),
         },
-        "readinessProbe": {**_HEALTH, **_timing(period_s=PERIOD_S, timeout_s=5, failures=3)},
+        "readinessProbe": {**health, **_timing(period_s=PERIOD_S, timeout_s=5, failures=3)},
         # Busy is not dead: an engine in a long step answers late.
-        "livenessProbe": {**_HEALTH, **_timing(period_s=10, timeout_s=10, failures=3)},
+        "livenessProbe": {**health, **_timing(period_s=10, timeout_s=10, failures=3)},
     }
-
-
-_HEALTH: Final = {"httpGet": {"path": "/health", "port": ENGINE_HTTP_PORT, "scheme": "HTTP"}}
 
 
 def _timing(*, period_s: int, timeout_s: int, failures: int) -> dict[str, int]:

@@ -1,0 +1,9 @@
+"""Arithmetic about hardware and models: whether a spec can run at all, and what mode Auto decides.
+
+Boundary: pure; from a spec with resolved images to a refusal, a remark, or a mode.
+"""
+
+from pdpool_operator.plan.fit import refusal, unchecked
+from pdpool_operator.plan.mode import Decision, decided
+
+__all__ = ["Decision", "decided", "refusal", "unchecked"]
