@@ -13,7 +13,7 @@ from pdpool_api import names
 from pdpool_api.conditions import ConditionType, Reason
 from pdpool_api.pool import InferencePoolStatus
 from pdpool_operator import rollout
-from pdpool_operator.apply import status_differs
+from pdpool_operator.apply import status_differs, turns
 from pdpool_operator.reconcile import next_plan
 from pdpool_operator.records import ChildKey, Images, Observed, Outcome, Plan, PoolRef, Refusal
 from pdpool_operator.status import status
@@ -441,3 +441,14 @@ def test_what_cannot_run_stalls_the_pool(raw_pool: dict[str, Any], spec: dict[st
     assert (found["SpecValid"]["status"], found["SpecValid"]["reason"]) == ("False", reason)
     assert found["Stalled"]["status"] == "True"
     assert found["Ready"]["reason"] == reason
+
+
+def test_the_log_says_turns_of_conditions_only() -> None:
+    """A condition is told when its status or reason changes, not when its message or generation does."""
+    ready = {"type": "Ready", "status": "False", "reason": "RollingOut", "message": "1/2", "observedGeneration": 1}
+    pool = {"status": {"conditions": [ready]}}
+    assert turns(pool, {"conditions": [{**ready, "message": "2/2", "observedGeneration": 2}]}) == []
+    turned = {**ready, "status": "True", "reason": "Available"}
+    fresh = {**ready, "type": "SpecValid"}
+    assert turns(pool, {"conditions": [turned, fresh]}) == [turned, fresh]
+    assert turns({}, {"conditions": [ready]}) == [ready]

@@ -197,7 +197,20 @@ class Writer:
         except NotFoundError:
             return True
         self._cluster.put(POOLS, stored)
+        for each in turns(observed.pool, status):
+            said = {name: each.get(name, "") for name in ("type", "status", "reason", "message")}
+            _log.info("condition", pool=str(observed.ref), **said)
         return True
+
+
+def turns(pool: Json, status: Json) -> list[Json]:
+    """The conditions of `status` whose status or reason is not what the pool says so far."""
+    live = {each["type"]: each for each in (pool.get("status") or {}).get("conditions", ())}
+    return [
+        each
+        for each in status["conditions"]
+        if any(each[name] != live.get(each["type"], {}).get(name) for name in ("status", "reason"))
+    ]
 
 
 def status_differs(pool: Json, status: Json) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pdpool_router.edge.admin import Admin
+from pdpool_router.edge.news import EndpointNews
 from pdpool_router.edge.openai import Api
 from pdpool_router.edge.server import Server
 from pdpool_router.feeds import static
@@ -78,6 +79,7 @@ class Router:
         self._follow(None)
         self._ticker.add(self.transport.sweep)
         self._ticker.add(self.server.sweep)
+        self._ticker.add(EndpointNews(self.endpoints).tell)
         self._ticker.start()
         self._probing = loop.create_task(self._prober.run())
         self.admin_port = await self.admin.listen(host, admin_port)

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import structlog
 
 from pdpool_api.engines.vllm import legs
 from pdpool_router.faults import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from pdpool_router.schedule.interface import Policy
     from pdpool_router.state.endpoints import Endpoints
     from pdpool_router.telemetry import Telemetry
+
+_log = structlog.get_logger("pdpool_router")
 
 _OK: Final = 200
 _CLIENT_ERROR: Final = 400
@@ -367,6 +370,8 @@ class Forwarder:
             if isinstance(result, Relayed):
                 if result.broken is not None or relay.told_failure:
                     health.failed(leg.endpoint.uid)
+                    why = type(result.broken).__name__ if result.broken is not None else "the engine's own error event"
+                    _log.warning("stream broken", endpoint=leg.endpoint.name, why=why)
                 else:
                     health.succeeded(leg.endpoint.uid)
                 return Outcome(None, leg.way, _streamed_usage(relay, job.route, prefilled))
