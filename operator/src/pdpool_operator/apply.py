@@ -205,7 +205,7 @@ class Writer:
 
 def turns(pool: Json, status: Json) -> list[Json]:
     """The conditions of `status` whose status or reason is not what the pool says so far."""
-    live = {each["type"]: each for each in (pool.get("status") or {}).get("conditions", ())}
+    live = _conditions(pool)
     return [
         each
         for each in status["conditions"]
@@ -216,7 +216,7 @@ def turns(pool: Json, status: Json) -> list[Json]:
 def status_differs(pool: Json, status: Json) -> bool:
     """True when the live status lacks something of `status`, or holds something that we wrote and no longer say."""
     live = pool.get("status") or {}
-    conditions = {each["type"]: each for each in live.get("conditions", ())}
+    conditions = _conditions(pool)
     for name, value in status.items():
         if name != "conditions" and live.get(name) != value:
             return True
@@ -239,6 +239,10 @@ def _body(child: Child) -> Json:
 def _meant(body: Json, live: Json | None) -> Json:
     """The body for exactly this life of the object, when there is one."""
     return body if live is None else {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
+
+
+def _conditions(pool: Json) -> dict[str, Json]:
+    return {each["type"]: each for each in (pool.get("status") or {}).get("conditions", ())}
 
 
 def _mark(body: Json, live: Json) -> tuple[str, str]:
