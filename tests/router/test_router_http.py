@@ -429,9 +429,18 @@ async def test_slow_headers_and_bodies_end_with_408(site: MakeSite, monkeypatch:
     assert server.IDLE_S >= 75
 
 
-async def test_requests_above_max_concurrent_are_503(site: MakeSite) -> None:
-    """`maxConcurrent` bounds the requests in hand; more get 503 with Retry-After, at once."""
-    here = await site(limits={"maxConcurrent": 3})
+async def test_requests_above_max_concurrent_wait_for_their_turn(site: MakeSite) -> None:
+    """`maxConcurrent` bounds what is served at once; more wait in line, and none fails."""
+    here = await site(limits={"maxConcurrent": 2})
+    here.d.add_rule(delay_headers_s=0.1)
+    answers = await asyncio.gather(*(here.complete() for _ in range(6)))
+    assert [one.status_code for one in answers] == [200] * 6
+    assert await here.metric("queued", model="tiny") == 0
+
+
+async def test_requests_above_max_concurrent_and_max_queued_are_503(site: MakeSite) -> None:
+    """Without a place in line there is 503 with Retry-After, at once."""
+    here = await site(limits={"maxConcurrent": 3, "maxQueued": 0})
     here.d.add_rule(delay_headers_s=0.4)
     answers = await asyncio.gather(*(here.complete() for _ in range(6)))
     assert sorted(one.status_code for one in answers) == [200, 200, 200, 503, 503, 503]

@@ -23,6 +23,7 @@ from pdpool_api.names import (
     LABEL_ROLE,
 )
 from pdpool_api.router_config import from_mapping
+from pdpool_router.flow.wake import REPLACED_S
 from tests.operator.harness import Api
 from tests.router.conftest import PROMPT, Site, eventually, running
 
@@ -228,6 +229,38 @@ async def test_load_goes_on_while_pods_come_and_go(serving: Serving) -> None:
         await load
         assert len(engines[0].generations()) == before
         assert set(codes) == {200}
+
+
+async def test_a_request_at_zero_is_held_until_the_pool_has_woken(serving: Serving) -> None:
+    """Q38: held and counted while there is no pod and while the first starts; a client that leaves counts no more."""
+    async with contextlib.AsyncExitStack() as stack:
+        p = await stack.enter_async_context(Standin("prefill"))
+        d = await stack.enter_async_context(Standin("decode"))
+        router = await stack.enter_async_context(running(from_mapping(serving.config())))
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}", timeout=60)
+        )
+        here = Site(router, client, [p], [d])
+        await eventually(lambda: router.admission.asleep, within_s=READY_S)
+        assert (await client.get("/health")).status_code == 200
+        held, leaves = (asyncio.create_task(here.complete()) for _ in range(2))
+        await eventually(lambda: router.telemetry.queued["tiny"] == 2)
+        leaves.cancel()
+        await eventually(lambda: router.telemetry.queued["tiny"] == 1, within_s=2)
+        assert await here.metric("queued", model="tiny") == 1
+
+        await asyncio.sleep(REPLACED_S)
+        pods = [
+            (await serving.pods(serving.deployment(role, port)))[0]
+            for role, port in (("prefill", p.port), ("decode", d.port))
+        ]
+        serving.set_ready(pods[1], ready=False)
+        await asyncio.sleep(0.3)
+        assert not held.done()
+        for pod in pods:
+            serving.set_ready(pod)
+        assert (await held).status_code == 200
+        assert await here.metric("queued", model="tiny") == 0
 
 
 def count(told: list[int], found: list[Endpoint]) -> None:

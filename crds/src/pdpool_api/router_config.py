@@ -92,6 +92,15 @@ class Limits(Section):
 
     max_body_bytes: Annotated[int, Field(gt=0)] = 33_554_432
     max_concurrent: Annotated[int, Field(gt=0)] = 4096
+    """Requests in hand at once; more wait in line."""
+    max_queued: Annotated[int, Field(ge=0)] = 1024
+    """Requests in line; more are refused with 503."""
+    max_queued_bytes: Annotated[int, Field(ge=0)] = 268_435_456
+    """Bytes of the bodies in line."""
+    queue_seconds: Seconds = 60
+    """Longest time in line."""
+    wake_seconds: Annotated[float, Field(ge=0, le=86_400)] = 600
+    """Longest time that a request is held while the pool wakes from zero; 0: none is held."""
     max_local_prefills: Annotated[int, Field(ge=0)] = 4
     """Prompts computed at once by one decode engine because no prefill could be had."""
     connect_seconds: Seconds = 5

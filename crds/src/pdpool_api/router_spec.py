@@ -90,7 +90,15 @@ class Limits(ApiModel):
     max_body_bytes: Annotated[int, Field(ge=1, le=2**32, json_schema_extra={"format": "int64"})] = 33_554_432
     """Longest request body; a longer one is answered with 413."""
     max_concurrent: Annotated[int, Field(ge=1, le=1_000_000, json_schema_extra={"format": "int32"})] = 4096
-    """Requests that one router serves at once; more are answered with 429 or 503."""
+    """Requests that one router serves at once; more wait in line."""
+    max_queued: Annotated[int, Field(ge=0, le=1_000_000, json_schema_extra={"format": "int32"})] = 1024
+    """Requests that wait in line at one router; more are answered with 503."""
+    max_queued_bytes: Annotated[int, Field(ge=0, le=2**40, json_schema_extra={"format": "int64"})] = 268_435_456
+    """Bytes of the request bodies that wait in line at one router."""
+    queue_seconds: Seconds = 60
+    """Longest time that a request waits in line."""
+    wake_seconds: Annotated[float, Field(ge=0, le=DAY_S)] = 600
+    """Longest time that a request is held while the pool wakes from zero replicas; 0: none is held."""
     max_local_prefills: Annotated[int, Field(ge=0, le=100_000, json_schema_extra={"format": "int32"})] = 4
     """Prompts that one decode engine computes at once because no prefill could be had."""
     connect_seconds: Seconds = 5

@@ -20,8 +20,10 @@ from pdpool_router.edge.server import Server
 from pdpool_router.feeds import static
 from pdpool_router.feeds.probes import Prober
 from pdpool_router.flow.admission import Admission
+from pdpool_router.flow.wake import Wake
 from pdpool_router.forward.handoff import Forwarder
 from pdpool_router.forward.transport import Transport
+from pdpool_router.records import Life
 from pdpool_router.schedule.policies import POLICIES
 from pdpool_router.state.endpoints import Endpoints
 from pdpool_router.state.inflight import Inflight
@@ -30,6 +32,7 @@ from pdpool_router.ticker import Ticker
 
 if TYPE_CHECKING:
     from pdpool_api.router_config import RouterConfig
+    from pdpool_router.records import Endpoint
 
 _DRAIN_POLL_S: Final = 0.05
 _log = structlog.get_logger("pdpool_router")
@@ -51,10 +54,13 @@ class Router:
             config=config,
             rng=rng or random.Random(),  # noqa: S311 - choices need no secrecy
         )
+        self.admission: Final = Admission(config.limits, {}, clock=monotonic, queued=self.telemetry.queued)
+        self._wake: Final = Wake()
+        self._life = Life.STARTED
         self.api: Final = Api(
             forwarder=self._forwarder,
             endpoints=self.endpoints,
-            admission=Admission(config.limits.max_concurrent),
+            admission=self.admission,
             telemetry=self.telemetry,
             config=config,
         )
@@ -80,6 +86,7 @@ class Router:
         self._ticker.add(self.transport.sweep)
         self._ticker.add(self.server.sweep)
         self._ticker.add(EndpointNews(self.endpoints).tell)
+        self._ticker.add(self._look_after_the_line)
         self._ticker.start()
         self._probing = loop.create_task(self._prober.run())
         self.admin_port = await self.admin.listen(host, admin_port)
@@ -133,6 +140,7 @@ class Router:
         if self._feeding is not None:
             self._feeding.cancel()
             self._feeding = None
+        self._life = Life.STARTED  # only the feed of pods can tell
         if config.endpoints.pods is None:
             self.endpoints.replace(static.endpoints(config.endpoints.static))
             return
@@ -140,5 +148,20 @@ class Router:
         from pdpool_router.feeds.pods import PodFeed  # noqa: PLC0415
 
         self._feeding = asyncio.get_running_loop().create_task(
-            PodFeed(config.endpoints.pods, self.endpoints.replace).run()
+            PodFeed(config.endpoints.pods, self._take, self._set_life).run()
         )
+
+    def _take(self, endpoints: list[Endpoint]) -> None:
+        self.endpoints.replace(endpoints)
+        self._look_after_the_line()  # at once: whoever is held waits for exactly this
+
+    def _set_life(self, life: Life) -> None:
+        self._life = life
+        self._look_after_the_line()
+
+    def _look_after_the_line(self) -> None:
+        """Holds requests while the pool wakes, and ends the wait of those whose time is over."""
+        serves = self.api.serviceable()
+        may_hold = self.config.limits.wake_seconds > 0
+        self.admission.sleep(asleep=may_hold and self._wake.look(self._life, serves=serves, now_s=monotonic()))
+        self.admission.tick()

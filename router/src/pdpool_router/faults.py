@@ -6,7 +6,7 @@ Fault
 │   ├── BadRequest · UnknownModel · UnknownRoute · MethodNotAllowed · BodyTooLarge · HeadersTooLarge
 │   └── RequestTimedOut · ExpectationFailed · UnsupportedCoding · UnsupportedVersion
 ├── Unavailable          nothing can take the request now; the client may come back
-│   ├── NoEndpoint · NoPrefill · Saturated · ShuttingDown
+│   ├── NoEndpoint · NoPrefill · Saturated · RateLimited · ShuttingDown
 └── EngineFault          an engine failed; counts against the endpoint
     ├── ConnectFailed · EngineReset · EngineStatus · EngineAborted · EngineMalformed
     └── EngineTimedOut
@@ -78,7 +78,10 @@ class UnsupportedVersion(ClientFault):
 class Unavailable(Fault):
     """Nothing can take the request now; the client may come back."""
 
-    retry_after_s = 1
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When it is worth to come back."""
 
 
 class NoEndpoint(Unavailable):
@@ -91,6 +94,10 @@ class NoPrefill(Unavailable):
 
 class Saturated(Unavailable):
     """A limit on concurrent work is reached."""
+
+
+class RateLimited(Unavailable):
+    """The client's key asks for more than its share; others are served."""
 
 
 class ShuttingDown(Unavailable):

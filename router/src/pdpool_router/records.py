@@ -71,6 +71,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     """All endpoints are known to be of one revision, so that any pair fits."""
 
 
+class Life(StrEnum):
+    """What the pods of a pool's engines say of it, whether they serve or not."""
+
+    ABSENT = "absent"
+    """There is none that stays: the pool is at zero."""
+    STARTING = "starting"
+    """One of them starts for the first time."""
+    STARTED = "started"
+    """All have started once."""
+
+
 class Way(StrEnum):
     """How a request is served; the value is that of the answer's header `x-pdpool-prefill`."""
 

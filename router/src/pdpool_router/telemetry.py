@@ -92,6 +92,8 @@ class Telemetry:
         """The prefill leg: request written to answer whole."""
         self.retries: defaultdict[str, int] = defaultdict(int)
         self.local_prefills: defaultdict[str, int] = defaultdict(int)
+        self.queued: dict[str, int] = {}
+        """model → requests that wait for room, or for the pool to wake."""
         self.truncated_streams = 0
         self.orphaned_prefills = 0
         self.prompt_tokens = 0

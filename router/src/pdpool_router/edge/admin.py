@@ -70,8 +70,19 @@ class Metrics(Collector):
         yield _histogram("e2e_seconds", "Arrival of a request to the end of its answer.", t.e2e)
         yield _histogram("overhead_seconds", "The router's own part of the time to the first byte.", t.overhead)
         yield _histogram("handoff_seconds", "The prefill leg.", t.handoff)
+        yield self._queued()
         yield self._inflight()
         yield self._states()
+
+    def _queued(self) -> Metric:
+        family = GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}queued",
+            "Requests that wait for room, or for the pool to wake, by model.",
+            labels=("model",),
+        )
+        for model, count in self._telemetry.queued.items():
+            family.add_metric((model,), count)
+        return family
 
     def _inflight(self) -> Metric:
         family = GaugeMetricFamily(

@@ -36,6 +36,7 @@ _TABLE: Final[tuple[tuple[type[faults.Fault], Shape], ...]] = (
     (faults.ShuttingDown, Shape(503, "service_unavailable", "shutting_down")),
     (faults.NoPrefill, Shape(503, "service_unavailable", "no_prefill")),
     (faults.NoEndpoint, Shape(503, "service_unavailable", "no_endpoint")),
+    (faults.RateLimited, Shape(429, "rate_limit_error", "rate_limit_exceeded")),
     (faults.Saturated, Shape(503, "service_unavailable", "saturated")),
     (faults.Unavailable, Shape(503, "service_unavailable", None)),
     (faults.EngineTimedOut, Shape(504, "upstream_error", "engine_timeout")),

@@ -101,7 +101,9 @@ class Api:
             and name not in _ALWAYS_FORWARDED
             and not name.startswith(_NEVER_FORWARDED_PREFIXES)
         )
-        self._admission.max_concurrent = config.limits.max_concurrent
+        self._admission.configure(config.limits, {})
+        for name in self._names:  # a gauge that is absent would be unknown, not 0
+            self._telemetry.queued.setdefault(name, 0)
 
     # --- Application ---------------------------------------------------------------------------------------------
     def __call__(self, exchange: Exchange) -> Awaitable[None]:
@@ -147,7 +149,7 @@ class Api:
         return not self.shutting_down and not isinstance(candidates(probe, self._endpoints.snapshot()), Unplaced)
 
     async def _health(self, exchange: Exchange) -> None:
-        if not self.serviceable():
+        if self.shutting_down or not (self.serviceable() or (self._admission.asleep and self._admission.accepts)):
             raise (
                 ShuttingDown("The router is shutting down.")
                 if self.shutting_down
@@ -172,14 +174,16 @@ class Api:
         route = self._paths[exchange.path].route
         assert route is not None
         body, model = self._read(exchange)
-        self._admission.enter()
+        ticket = self._admission.enter(model=model, size_bytes=len(body.raw))
         try:
+            if ticket.turn is not None:
+                await ticket.turn
             whole = legs.one_engine_reason(body.fields)
             job = Job(route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or ""))
             outcome = await self._forwarder.generate(job, exchange)
             self._finish(exchange, outcome)
         finally:
-            self._admission.leave()
+            self._admission.leave(ticket)
 
     def _finish(self, exchange: Exchange, outcome: Outcome) -> None:
         telemetry = self._telemetry
@@ -193,13 +197,15 @@ class Api:
 
     async def _pass_on(self, exchange: Exchange) -> None:
         body, model = self._read(exchange)
-        self._admission.enter()
+        ticket = self._admission.enter(model=model, size_bytes=len(body.raw))
         try:
+            if ticket.turn is not None:
+                await ticket.turn
             answer = await self._forwarder.pass_on(
                 exchange.path, body.raw, self._head_lines(exchange), Request(model, len(body.raw))
             )
         finally:
-            self._admission.leave()
+            self._admission.leave(ticket)
         exchange.relay_answer(answer.head, answer.body)
 
     def _read(self, exchange: Exchange) -> tuple[legs.Body, str]:

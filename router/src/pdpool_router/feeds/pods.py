@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,7 +31,7 @@ from pdpool_api.names import (
     Role,
     label_value,
 )
-from pdpool_router.records import Endpoint
+from pdpool_router.records import Endpoint, Life
 
 if TYPE_CHECKING:
     from pdpool_api.router_config import PodSource
@@ -45,6 +45,7 @@ _MAX_EVENT_BYTES: Final = 4 * 1024 * 1024  # one pod is at most 1.5 MiB in etcd
 _OK: Final = 200
 _NOT_FOUND: Final = 404
 _MAX_OWNERS: Final = 10_000
+_ENGINE_ROLE_NAMES: Final = frozenset(role.value for role in ENGINE_ROLES)
 _log = structlog.get_logger("pdpool_router")
 
 Json = Mapping[str, Any]
@@ -111,6 +112,32 @@ def endpoint_of(pod: Json) -> Endpoint | None:
     )
 
 
+def life_of(pods: Iterable[Json]) -> Life:
+    """Whether a pool has engine pods that do not terminate, and whether one of them starts for the first time.
+
+    A pod starts while it is not scheduled, its images are pulled, or its startup probe has not passed. A pod that says
+    nothing of its containers counts as started, and so does one that was restarted.
+    """
+    staying = [pod for pod in pods if _is_staying_engine(pod)]
+    if not staying:
+        return Life.ABSENT
+    return Life.STARTING if any(_is_starting(pod) for pod in staying) else Life.STARTED
+
+
+def _is_staying_engine(pod: Json) -> bool:
+    metadata = pod.get("metadata") or {}
+    role = (metadata.get("labels") or {}).get(LABEL_ROLE)
+    return role in _ENGINE_ROLE_NAMES and not metadata.get("deletionTimestamp")
+
+
+def _is_starting(pod: Json) -> bool:
+    status = pod.get("status") or {}
+    if status.get("phase") == "Pending":
+        return True
+    containers = status.get("containerStatuses") or ()
+    return any(each.get("started") is False and not each.get("restartCount") for each in containers)
+
+
 def _http_port(pod: Json) -> int:
     """The container port called `http` (host networking makes it differ between the roles), else the usual one."""
     for container in (pod.get("spec") or {}).get("containers") or ():
@@ -126,10 +153,16 @@ def _http_port(pod: Json) -> int:
 class PodFeed:
     """Follows the pods of one pool."""
 
-    def __init__(self, source: PodSource, tell: Callable[[list[Endpoint]], None]) -> None:
-        """`tell` gets the whole membership, at first when everything was listed once."""
+    def __init__(
+        self,
+        source: PodSource,
+        tell: Callable[[list[Endpoint]], None],
+        tell_life: Callable[[Life], None] = lambda life: None,  # noqa: ARG005 - nobody wants to know
+    ) -> None:
+        """`tell` gets the whole membership, at first when everything was listed once; `tell_life`, see `life_of`."""
         self._source = source
         self._tell = tell
+        self._tell_life = tell_life
         self._pods: dict[str, Json] = {}
         self._told: list[Endpoint] | None = None
         self._owned: dict[str, bool] = {}
@@ -208,9 +241,16 @@ class PodFeed:
                 # One odd object must not hide the others.
                 self._warn(uid, "a pod with the pool's label is no endpoint", reason=type(fault).__name__)
         self._warned.intersection_update(self._pods)
+        self._tell_life(self._life())
         if endpoints != self._told:
             self._told = endpoints
             self._tell(endpoints)
+
+    def _life(self) -> Life:
+        try:
+            return life_of(self._pods.values())
+        except (TypeError, AttributeError):
+            return Life.STARTED  # an odd object says nothing about the pool
 
     def _warn(self, uid: str, text: str, **fields: str) -> None:
         if uid not in self._warned:
