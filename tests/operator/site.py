@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR
 from e2e.cluster import service_account_user
 from pdpool_api import names
-from pdpool_operator import install
 from tests.operator.harness import Api, Json, Operator, condition, eventually, pool
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Site:
     @property
     def user(self) -> str:
         """Whom the audit log names."""
-        return service_account_user(install.NAMESPACE, install.NAME)
+        return service_account_user(NAMESPACE, OPERATOR)
 
     def namespace(self) -> str:
         """Makes a namespace; it goes with the control plane, as deleting each would keep its controllers busy."""
@@ -57,7 +57,7 @@ class Site:
     def start(self, *arguments: str) -> Operator:
         """A further operator with the rights of the manifest, in its namespace."""
         log = self.logs / f"operator-{uuid.uuid4().hex[:6]}.log"
-        return Operator(self.kubeconfig, log, *arguments, namespace=install.NAMESPACE)
+        return Operator(self.kubeconfig, log, *arguments, namespace=NAMESPACE)
 
     def child_writes(self, since: int, namespaces: set[str] | None = None) -> list[str]:
         """Every successful write of the operator to children (not to statuses and Leases), as `verb resource/name`."""
@@ -74,10 +74,10 @@ class Site:
 
 def installed(cluster: Cluster, logs: Path) -> Site:
     """Installs the manifest; no pod runs in a control plane alone, so the operator will run as a process."""
-    documents: Iterable[Any] = yaml.safe_load_all(install.INSTALL_FILE.read_text())
+    documents: Iterable[Any] = yaml.safe_load_all(INSTALL_FILE.read_text())
     cluster.apply([each for each in documents if each["kind"] != "Deployment"])
-    cluster.wait_established(install.CRD_FILE.stem)
-    kubeconfig = cluster.kubeconfig_for_service_account(install.NAMESPACE, install.NAME)
+    cluster.wait_established(names.CRD_NAME)
+    kubeconfig = cluster.kubeconfig_for_service_account(NAMESPACE, OPERATOR)
     return Site(cluster, Api(cluster.kubeconfig), kubeconfig, logs)
 
 

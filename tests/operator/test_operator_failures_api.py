@@ -9,8 +9,8 @@ import httpx
 import pytest
 from aiohttp import web
 
+from e2e.chart import NAMESPACE, OPERATOR, documents, render
 from pdpool_api import names
-from pdpool_operator import install
 from tests.operator.fault_proxy import FaultProxy
 from tests.operator.harness import Api, Operator, eventually
 from tests.operator.site import decode_number, holds, seen, small
@@ -33,8 +33,9 @@ def test_one_namespace_needs_nothing_but_a_role(site: Site, api: Api, make_names
     """With --namespace and a Role in it the operator serves that namespace, asks for nothing else, and no other one."""
     site.stop_shared()
     home, other = make_namespace(), make_namespace()
-    site.cluster.apply([install.service_account(home), *install.namespaced_permissions(home)])
-    kubeconfig = site.cluster.kubeconfig_for_service_account(home, install.NAME)
+    rendered = documents(render(values={"namespaced": True, "crds.install": False}, namespace=home))
+    site.cluster.apply([each for each in rendered if each["kind"] != "Deployment"])
+    kubeconfig = site.cluster.kubeconfig_for_service_account(home, OPERATOR)
     since = site.cluster.audit.now()
     operator = Operator(kubeconfig, site.logs / f"{home}.log", "--namespace", home).wait_ready()
     try:
@@ -46,7 +47,7 @@ def test_one_namespace_needs_nothing_but_a_role(site: Site, api: Api, make_names
         assert api.children(other) == {}
     finally:
         assert operator.stop() == 0
-    user = f"system:serviceaccount:{home}:{install.NAME}"
+    user = f"system:serviceaccount:{home}:{OPERATOR}"
     refused = [each for each in site.cluster.audit.entries(since) if each.user == user and each.status_code == 403]
     assert not refused
 
@@ -131,4 +132,4 @@ def test_faults_of_the_api_server_are_outlived(
 
 def _behind(proxy: FaultProxy, site: Site, folder: Path) -> Operator:
     kubeconfig = proxy.kubeconfig(site.kubeconfig, folder / "kubeconfig")
-    return Operator(kubeconfig, site.logs / f"proxied-{proxy.port}.log", namespace=install.NAMESPACE)
+    return Operator(kubeconfig, site.logs / f"proxied-{proxy.port}.log", namespace=NAMESPACE)
