@@ -28,8 +28,7 @@ def pool(
 
 
 def refused(*arguments: Any, **spec: Any) -> tuple[str, str]:
-    found = plan.refusal(pool(*arguments, **spec).spec)
-    assert found is not None
+    (found,) = plan.refusals(pool(*arguments, **spec).spec)
     return found.reason, found.message
 
 
@@ -46,11 +45,11 @@ def test_a_model_that_cannot_fit_is_refused_with_the_arithmetic() -> None:
 def test_kv_of_the_longest_sequence_counts() -> None:
     """An engine that cannot hold one sequence does not start, so the length that the author asks for is part of it."""
     model = {"id": LLAMA_70B, "maxModelLen": 131_072}
-    assert plan.refusal(pool(model, prefill=NVLINK, decode={**NVLINK, "parallelism": {"tensor": 4}}).spec) is not None
+    assert plan.refusals(pool(model, prefill=NVLINK, decode={**NVLINK, "parallelism": {"tensor": 4}}).spec)
     _, message = refused(model, prefill=NVLINK, decode=NVLINK)
     assert "70.5 GB and KV of 131072 tokens = 21.5 GB" in message
     halved = {**NVLINK, "args": ["--kv-cache-dtype=fp8", "--max-model-len", "8192"]}
-    assert plan.refusal(pool(model, prefill=halved, decode=halved).spec) is None
+    assert plan.refusals(pool(model, prefill=halved, decode=halved).spec) == ()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_kv_of_the_longest_sequence_counts() -> None:
 )
 def test_without_certainty_there_is_no_refusal(spec: dict[str, Any]) -> None:
     """What fits, what no profile knows, and weights that an argument changes are let through."""
-    assert plan.refusal(pool(spec.pop("model", LLAMA_70B), **spec).spec) is None
+    assert plan.refusals(pool(spec.pop("model", LLAMA_70B), **spec).spec) == ()
 
 
 def test_weights_that_the_spec_names_count_whatever_their_form() -> None:
@@ -83,7 +82,7 @@ def test_experts_are_spread_over_ranks_too() -> None:
     node = {"hardware": "h200", "parallelism": {"data": 8}}
     spread = {**node, "args": ["--enable-expert-parallel"]}
     assert refused("deepseek-ai/DeepSeek-V3", prefill=node, decode=node)[0] == "ModelDoesNotFit"
-    assert plan.refusal(pool("deepseek-ai/DeepSeek-V3", prefill=spread, decode=spread).spec) is None
+    assert plan.refusals(pool("deepseek-ai/DeepSeek-V3", prefill=spread, decode=spread).spec) == ()
 
 
 def test_an_unknown_size_is_said() -> None:
@@ -108,7 +107,7 @@ def test_fixed_replicas_above_the_cap_are_refused() -> None:
     reason, message = refused(maxGpus=9, **roles)
     assert reason == "MaxGpusExceeded"
     assert "prefill 2 x 2 + decode 3 x 2 = 10 accelerators, more than 9" in message
-    assert plan.refusal(pool(maxGpus=10, **roles).spec) is None
+    assert plan.refusals(pool(maxGpus=10, **roles).spec) == ()
 
 
 def test_a_rollout_that_could_never_move_is_refused() -> None:
@@ -117,7 +116,7 @@ def test_a_rollout_that_could_never_move_is_refused() -> None:
     reason, message = refused(maxGpus=4, prefill=NVLINK, decode=stuck)
     assert reason == "MaxGpusExceeded"
     assert "a surge of decode, whose rollout.maxUnavailable is 0" in message
-    assert plan.refusal(pool(maxGpus=6, prefill=NVLINK, decode=stuck).spec) is None
+    assert plan.refusals(pool(maxGpus=6, prefill=NVLINK, decode=stuck).spec) == ()
 
 
 @given(
@@ -133,7 +132,7 @@ def test_more_shards_never_make_a_model_too_large(weights: float, tensor: int, p
 
     def fits(size: int) -> bool:
         role = {"hardware": profile, "parallelism": {"tensor": size}}
-        return plan.refusal(pool(model, prefill=role, decode=role).spec) is None
+        return plan.refusals(pool(model, prefill=role, decode=role).spec) == ()
 
     assert tensor == 8 or not fits(tensor) or fits(2 * tensor)
 

@@ -8,6 +8,7 @@ wrote. Its larger parts have files of their own: `served_model`, `role_spec`, `r
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -283,6 +284,20 @@ class InferencePool(ApiModel):
             return cls.model_validate(raw, extra="forbid" if strict else "ignore")
         except ValidationError as fault:
             raise PoolError("; ".join(_line(error) for error in fault.errors())) from fault
+
+    @classmethod
+    def parse_exactly(cls, raw: Mapping[str, Any]) -> Self:
+        """Reads an object as strictly as the API server: neither an unknown field nor a value of another type passes.
+
+        Raises:
+            PoolError: a field breaks a rule, or a value is none of JSON; every fault is in the message.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(raw, allow_nan=False), strict=True, extra="forbid")
+        except ValidationError as fault:
+            raise PoolError("; ".join(_line(error) for error in fault.errors())) from fault
+        except (TypeError, ValueError) as fault:
+            raise PoolError(str(fault)) from fault
 
 
 def _line(error: Any) -> str:

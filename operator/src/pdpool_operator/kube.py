@@ -105,8 +105,11 @@ class Login:
     insecure: bool
 
 
-async def connection() -> client.Configuration:
+async def connection(context: str | None = None) -> client.Configuration:
     """Credentials: `KUBECONFIG` when set, else the pod's service account, else `~/.kube/config`.
+
+    Args:
+        context: of the kubeconfig; None: its current one. With one the service account is no candidate.
 
     Raises:
         config.ConfigException: none of them can be used.
@@ -114,11 +117,27 @@ async def connection() -> client.Configuration:
     found = client.Configuration()
     found.connection_pool_maxsize = IN_FLIGHT
     file = os.environ.get("KUBECONFIG")
-    if not file and (_SERVICE_ACCOUNT / "token").exists():
+    if not file and not context and (_SERVICE_ACCOUNT / "token").exists():
         config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
     else:
-        await config.load_kube_config(file or None, client_configuration=found)  # type: ignore[no-untyped-call]
+        await config.load_kube_config(file or None, context=context, client_configuration=found)  # type: ignore[no-untyped-call]
     return found
+
+
+def context_namespace(context: str | None = None) -> str:
+    """The namespace of a context of the kubeconfig (None: the current one); `default` where it names none.
+
+    Raises:
+        config.ConfigException: there is no such context, or no kubeconfig.
+    """
+    file = os.environ.get("KUBECONFIG")
+    if not file and not context and (here := own_namespace()):
+        return here
+    contexts, current = config.list_kube_config_contexts(file or None)  # type: ignore[no-untyped-call]
+    found = next((each for each in contexts if each["name"] == context), current if context is None else None)
+    if found is None:
+        raise config.ConfigException(f"the kubeconfig has no context {context!r}")
+    return str(found["context"].get("namespace") or "default")
 
 
 def own_namespace() -> str | None:
@@ -142,9 +161,10 @@ class Kube:
         in_flight: int = IN_FLIGHT,
         timeout_s: float = REQUEST_TIMEOUT_S,
         patience_s: float = PATIENCE_S,
+        agent: str = "pdpool-operator",
     ) -> None:
         self._api = client.ApiClient(configuration)
-        self._api.user_agent = "pdpool-operator"
+        self._api.user_agent = agent
         self._slots = asyncio.Semaphore(in_flight)
         self._timeout_s = timeout_s
         self._patience_s = patience_s
@@ -201,6 +221,15 @@ class Kube:
             token = page["metadata"].get("continue", "")
             if not token:
                 return Listing(tuple(items), int(page["metadata"]["resourceVersion"]))
+
+    async def read(self, path: str, query: Sequence[tuple[str, str]] = ()) -> bytes:
+        """What a path answers, as it is: logs of a pod, or what a pod serves through the API server's proxy."""
+        status, _, answer = await self._once(
+            "GET", f"{path}?{urlencode(query)}" if query else path, None, "application/json", LIST_TIMEOUT_S
+        )
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise error_of(f"GET {path}", status, answer)
+        return answer
 
     async def answers(self) -> bool:
         """True when a plain GET gets any answer at all."""

@@ -8,7 +8,7 @@ Level-triggered: nothing asks what happened, everything asks what is. The pool's
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +17,8 @@ import structlog
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
-from pdpool_operator import autoscale, build, plan, rollout
-from pdpool_operator.records import Desired, Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
+from pdpool_operator import autoscale, intent, rollout
+from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
 from pdpool_operator.status import status
 
 if TYPE_CHECKING:
@@ -69,28 +69,13 @@ def next_plan(observed: Observed, images: Images, operator_namespace: str | None
     """Everything between reading and writing; pure."""
     try:
         pool = InferencePool.parse(observed.pool)
-        desired = _desired(pool, images, Surroundings(operator_namespace, observed.optional))
+        desired = intent.wanted(pool, images, Surroundings(operator_namespace, observed.optional))
     except (PoolError, vllm.ArgumentError) as fault:
         # Stored by an older schema, or an argument that cannot be read: nothing is built from a guess.
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
     return rollout.next_step(observed, autoscale.tick(observed, desired))
-
-
-def _desired(pool: InferencePool, images: Images, around: Surroundings) -> Desired | Refusal:
-    """The children of the mode that is decided, or why none are built."""
-    resolved = pool.model_copy(update={"spec": pool.spec.with_images(engine=images.engine, router=images.router)})
-    decision = plan.decided(resolved)
-    chosen = resolved.model_copy(update={"spec": resolved.spec.in_mode(decision.mode)})
-    found = plan.refusal(chosen.spec)
-    if found is not None:
-        return found
-    desired = build.desired(chosen, images, around)
-    if isinstance(desired, Refusal):
-        return desired
-    remarks = (*([decision.remark] if decision.remark else []), *desired.remarks)
-    return replace(desired, mode_inputs=decision.inputs, remarks=remarks, unchecked=plan.unchecked(chosen.spec))
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

@@ -32,9 +32,8 @@ def desired(pool: InferencePool, images: Images, around: Surroundings | None = N
     resolved = pool.model_copy(update={"spec": pool.spec.with_images(engine=images.engine, router=images.router)})
     spec = resolved.spec
     try:
-        refused = refusal(resolved)
-        if refused is not None:
-            return refused
+        if refused := refusals(resolved):
+            return refused[0]
         revision = vllm.revision(spec)
         engines = [engine_deployment(resolved, each, revision) for each in spec.roles]
         optional = _optional(resolved)
@@ -71,19 +70,19 @@ def desired(pool: InferencePool, images: Images, around: Surroundings | None = N
     )
 
 
-def refusal(pool: InferencePool) -> Refusal | None:
-    """Why a spec with resolved images is not carried out, every fault named; None: it is.
+def refusals(pool: InferencePool) -> tuple[Refusal, ...]:
+    """Why a spec with resolved images is not carried out, every fault named; empty: it is.
 
     Raises:
         vllm.ArgumentError: a JSON argument is no JSON object, or a size is no whole number.
     """
-    if reserved := vllm.reserved_arguments(pool.spec):
-        return Refusal(Reason.RESERVED_ARGUMENT, "; ".join(reserved))
-    if unsupported := vllm.unsupported_version(pool.spec):
-        return Refusal(Reason.UNSUPPORTED_VERSION, unsupported)
-    if found := vllm.disagreements(pool.spec):
-        return Refusal(Reason.INCOMPATIBLE_ROLES, "; ".join(each.message for each in found))
-    return None
+    unsupported = vllm.unsupported_version(pool.spec)
+    found = (
+        (vllm.reserved_arguments(pool.spec), Reason.RESERVED_ARGUMENT),
+        ([unsupported] if unsupported else [], Reason.UNSUPPORTED_VERSION),
+        ([each.message for each in vllm.disagreements(pool.spec)], Reason.INCOMPATIBLE_ROLES),
+    )
+    return tuple(Refusal(reason, "; ".join(words)) for words, reason in found if words)
 
 
 def _optional(pool: InferencePool) -> list[Child]:

@@ -3,7 +3,7 @@
 Boundary: pure; from a spec with resolved images to a refusal, a remark, or a mode.
 """
 
-from pdpool_operator.plan.fit import refusal, unchecked
+from pdpool_operator.plan.fit import refusals, unchecked
 from pdpool_operator.plan.mode import Decision, decided
 
-__all__ = ["Decision", "decided", "refusal", "unchecked"]
+__all__ = ["Decision", "decided", "refusals", "unchecked"]

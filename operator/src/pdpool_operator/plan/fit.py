@@ -22,20 +22,18 @@ GIB: Final = 2**30
 GB: Final = 10**9
 
 
-def refusal(spec: InferencePoolSpec) -> Refusal | None:
-    """Why the spec cannot run on what it names; None: it can, or nothing is known.
+def refusals(spec: InferencePoolSpec) -> tuple[Refusal, ...]:
+    """Why the spec cannot run on what it names; empty: it can, or nothing is known.
 
     Raises:
         vllm.ArgumentError: an argument gives a size that is no whole number.
     """
-    for found, reason in (
+    found = (
         ([_node(spec, role) for role in spec.roles], Reason.REPLICA_EXCEEDS_NODE),
         ([_memory(spec, role) for role in spec.roles], Reason.MODEL_DOES_NOT_FIT),
         ([_cap(spec)], Reason.MAX_GPUS_EXCEEDED),
-    ):
-        if words := [each for each in found if each]:
-            return Refusal(reason, "; ".join(words))
-    return None
+    )
+    return tuple(Refusal(reason, "; ".join(filter(None, words))) for words, reason in found if any(words))
 
 
 def unchecked(spec: InferencePoolSpec) -> str:
