@@ -55,14 +55,16 @@ test-engine-real: install ## The table of exchanges on real vLLM
 	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_standin_cli.py
 
 .PHONY: generate
-generate: install ## Write the CRD, the chart's files and the install manifest from their sources
+generate: install ## Write the CRD, the router file's schema, the chart's files and the install manifest from their sources
 	@$(PY) -m pdpool_api.crd
+	@$(PY) -m pdpool_api.router_config_schema
 	@$(PY) -m pdpool_operator.install
 	@$(PY) -m e2e.chart
 
 .PHONY: verify
 verify: install ## Fail where a generated file differs from its source
 	@$(PY) -m pdpool_api.crd --check
+	@$(PY) -m pdpool_api.router_config_schema --check
 	@$(PY) -m pdpool_operator.install --check
 	@$(PY) -m e2e.chart --check
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdpool_api import router_config, router_spec
+from pdpool_api import router_config, router_config_schema, router_spec
 from pdpool_api.router_config import ConfigError
 
 SMALLEST: dict[str, Any] = {
@@ -42,6 +44,81 @@ def test_a_broken_rule_is_named_with_its_field(change: dict[str, Any], message: 
     with pytest.raises(ConfigError) as caught:
         router_config.from_mapping({**SMALLEST, **change})
     assert message in str(caught.value)
+
+
+TEXT = """\
+model: {servedNames: [m]}
+endpoints:
+  static:
+  - role: decode
+    url: "http://h:8000"
+  - {role: prefill, url: "http://p:8000"}
+limits:
+  maxConcurrent: 7
+tenants:
+- key: a
+auth: {apiKeysFile: f}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("maxConcurrent: 7", "maxConcurrent: 0", "line 8: limits.maxConcurrent: Input should be greater than 0"),
+        ("maxConcurrent: 7", "maxConcurrent: '7'", "line 8: limits.maxConcurrent: Input should be a valid integer"),
+        ("maxConcurrent: 7", "maxConcurrent: true", "line 8: limits.maxConcurrent: Input should be a valid integer"),
+        ("maxConcurrent: 7", "max_concurrent: 7", "line 8: limits.max_concurrent: Extra inputs are not permitted"),
+        ("maxConcurrent: 7", "connectSeconds: .nan", "line 8: limits.connectSeconds: Input should be less"),
+        ("http://p:8000", "p:8000", "line 6: endpoints.static.1.url: String should match"),
+        ('url: "http://h', 'uri: "http://h', "line 4: endpoints.static.0.url: Field required"),
+        ("limits:", "limit:", "line 7: limit: Extra inputs are not permitted"),
+        ("limits:", "model:", "line 7: model: given twice, first on line 1"),
+        ('url: "http://h', 'role: "http://h', "line 5: role: given twice, first on line 4"),
+        ("limits:", "7:", "line 7: a key must be text"),
+        ("limits:", "limits: [", "line 9: not YAML"),
+        ("- key: a", "- key: a\n- key: a", "tenants: each key is named once"),
+        ("{apiKeysFile: f}", "{}", "tenants need auth.apiKeysFile"),
+        ("{apiKeysFile: f}", "{saltFile: s}", "line 11: auth: Value error, saltFile needs apiKeysFile"),
+        (
+            "tenants:",
+            "tls: {certFile: c}\ntenants:",
+            "line 9: tls: Value error, certFile and keyFile are given together",
+        ),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_line(old: str, new: str, message: str) -> None:
+    """Line, field and rule of each fault; a key given twice is one, and a number written as text."""
+    with pytest.raises(ConfigError) as caught:
+        router_config.parse(TEXT.replace(old, new, 1))
+    assert message in str(caught.value)
+
+
+def test_every_fault_of_a_file_is_told() -> None:
+    """Not only the first one: each has its own line."""
+    text = TEXT.replace("maxConcurrent: 7", "maxConcurrent: 0\n  maxBodyBytes: -1").replace("- key: a", "- kee: a")
+    with pytest.raises(ConfigError) as caught:
+        router_config.parse(text)
+    for message in ("line 8: limits.maxConcurrent", "line 9: limits.maxBodyBytes", "line 11: tenants.0.kee"):
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}"])
+def test_a_value_that_contains_itself_is_refused(text: str) -> None:
+    """YAML can say it, no configuration means it."""
+    with pytest.raises(ConfigError):
+        router_config.parse(text)
+
+
+def test_the_published_schema_is_that_of_the_models() -> None:
+    """The schema of the file knows every section, and nothing else."""
+    published = Path(__file__).parents[2] / router_config_schema.DEFAULT_FILE
+    assert published.read_text() == router_config_schema.text()
+    schema = json.loads(router_config_schema.text())
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(
+        router_config.from_mapping(SMALLEST).model_dump(by_alias=True, exclude_none=False)
+    )
+    assert schema["properties"]["tenants"]["description"]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,26 @@
 """The file that the operator writes and the router reads (`pdpool-router --config`).
 
-Boundary: shape, defaults and limits of the configuration; nothing is opened here. The file is strict: an unknown field
-is refused with its path, so that a misspelt setting never goes unnoticed. The router's flags are a short form of it.
+Boundary: shape, defaults and limits of the configuration; nothing is opened here. The file is strict: an unknown field,
+a key given twice or a number written as text is refused with its line, its path and the rule, so that a misspelt
+setting never goes unnoticed. The router's flags are a short form of it. Its JSON schema is published beside the CRD
+(`python -m pdpool_api.router_config_schema`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from pdpool_api.located_yaml import Located, LocatedError
 from pdpool_api.names import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -33,7 +40,13 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """One mapping of the file: camelCase keys, nothing unknown."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
 
 
 class Model(Section):
@@ -108,6 +121,47 @@ class Limits(Section):
     idle_seconds: Seconds = 300
 
 
+class Auth(Section):
+    """Who may ask. Absent files: everybody may, and nobody has a salt."""
+
+    api_keys_file: str = ""
+    """One key per line, or `name=key`; read again when it changes. A request without one of them is answered 401."""
+    salt_file: str = ""
+    """What salts of tenants are made from: HMAC-SHA256 of it and a key's name keeps tenants' KV apart."""
+
+    @model_validator(mode="after")
+    def _salt_is_of_a_key(self) -> Self:
+        if self.salt_file and not self.api_keys_file:
+            raise ValueError("saltFile needs apiKeysFile: a salt belongs to a key's name")
+        return self
+
+
+class Tenant(Section):
+    """What one key may ask for."""
+
+    key: Annotated[str, Field(min_length=1)]
+    """Name of the key in `auth.apiKeysFile`."""
+    models: tuple[str, ...] = ()
+    """Served names that it may ask for; empty: all."""
+    adapters: tuple[str, ...] = ()
+    """Adapters that it may ask for; empty: all."""
+
+
+class Tls(Section):
+    """TLS on the API port; both files or neither. Read again when they change."""
+
+    cert_file: str = ""
+    """The certificate and its chain, PEM."""
+    key_file: str = ""
+    """The private key, PEM, without a passphrase."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("certFile and keyFile are given together")
+        return self
+
+
 class RouterConfig(Section):
     """The whole file."""
 
@@ -115,10 +169,23 @@ class RouterConfig(Section):
     endpoints: Endpoints
     routing: Routing = Routing()
     limits: Limits = Limits()
+    auth: Auth = Auth()
+    tenants: tuple[Tenant, ...] = ()
+    """What single keys may ask for; a key that is not named here may ask for everything."""
+    tls: Tls = Tls()
     forward_headers: tuple[
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", to_lower=True)], ...
     ] = ()
     """Client headers (in any case) that engines get besides content-type, accept, traceparent and tracestate."""
+
+    @model_validator(mode="after")
+    def _tenants_have_keys(self) -> Self:
+        names = [tenant.key for tenant in self.tenants]
+        if names and not self.auth.api_keys_file:
+            raise ValueError("tenants need auth.apiKeysFile: a tenant is known by its key")
+        if len(set(names)) < len(names):
+            raise ValueError("tenants: each key is named once")
+        return self
 
 
 def parse(text: str) -> RouterConfig:
@@ -128,12 +195,10 @@ def parse(text: str) -> RouterConfig:
         ConfigError: the text is no YAML mapping, or a field breaks a rule; every fault is in the message.
     """
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as fault:
-        raise ConfigError(f"not YAML: {fault}") from fault
-    except RecursionError as fault:
-        raise ConfigError("not YAML: nested too deeply") from fault
-    return from_mapping(raw)
+        located = Located(text)
+    except LocatedError as fault:
+        raise ConfigError(str(fault)) from fault
+    return _checked(located.value, located.line)
 
 
 def from_mapping(raw: Any) -> RouterConfig:
@@ -142,12 +207,7 @@ def from_mapping(raw: Any) -> RouterConfig:
     Raises:
         ConfigError: see `parse`.
     """
-    if not isinstance(raw, dict):
-        raise ConfigError(f"the file must hold a mapping, not {type(raw).__name__}")
-    try:
-        return RouterConfig.model_validate(raw)
-    except ValidationError as fault:
-        raise ConfigError("; ".join(_line(error) for error in fault.errors())) from fault
+    return _checked(raw, lambda _: None)
 
 
 def dump(config: RouterConfig) -> str:
@@ -155,6 +215,21 @@ def dump(config: RouterConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
 
 
-def _line(error: Any) -> str:
+def _checked(raw: Any, line_of: Callable[[Sequence[str | int]], int | None]) -> RouterConfig:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"the file must hold a mapping, not {type(raw).__name__}")
+    try:
+        # As JSON, where strict means what a file's author means: a list is a tuple, but no text is a number.
+        text = json.dumps(raw, default=str)
+    except ValueError as fault:
+        raise ConfigError("not YAML: a value contains itself") from fault
+    try:
+        return RouterConfig.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    except ValidationError as fault:
+        raise ConfigError("; ".join(_words(error, line_of(error["loc"])) for error in fault.errors())) from fault
+
+
+def _words(error: Any, line: int | None) -> str:
+    where = f"line {line}: " if line is not None else ""
     path = ".".join(str(part) for part in error["loc"])
-    return f"{path or 'file'}: {error['msg']}"
+    return f"{where}{path or 'file'}: {error['msg']}"

@@ -51,7 +51,11 @@ async def _serve(chosen: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    router = Router(chosen.config)
+    try:
+        router = Router(chosen.config)
+    except ConfigError as fault:
+        sys.stderr.write(f"pdpool-router: {fault}\n")
+        raise SystemExit(EXIT_USAGE) from fault
     try:
         await router.start(chosen.host, chosen.port, chosen.admin_port)
     except OSError as fault:

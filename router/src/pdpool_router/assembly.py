@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from pdpool_router.edge import tls
+from pdpool_router.edge.access import Access
 from pdpool_router.edge.admin import Admin
 from pdpool_router.edge.news import EndpointNews
 from pdpool_router.edge.openai import Api
 from pdpool_router.edge.server import Server
-from pdpool_router.feeds import static
+from pdpool_router.feeds import secret_files, static
 from pdpool_router.feeds.probes import Prober
 from pdpool_router.flow.admission import Admission
 from pdpool_router.flow.wake import Wake
@@ -31,6 +33,8 @@ from pdpool_router.telemetry import Telemetry
 from pdpool_router.ticker import Ticker
 
 if TYPE_CHECKING:
+    import ssl
+
     from pdpool_api.router_config import RouterConfig
     from pdpool_router.records import Endpoint
 
@@ -42,7 +46,14 @@ class Router:
     """A whole router in this process's event loop."""
 
     def __init__(self, config: RouterConfig, *, rng: random.Random | None = None) -> None:
+        """Reads the secret files that the configuration names.
+
+        Raises:
+            ConfigError: one of them cannot be read, or is refused.
+        """
         self.config = config
+        files = secret_files.read(config)
+        self._tls = _tls(config)
         self.telemetry: Final = Telemetry()
         self.endpoints: Final = Endpoints(Inflight(), clock=monotonic)
         self.transport: Final = Transport()
@@ -63,12 +74,15 @@ class Router:
             admission=self.admission,
             telemetry=self.telemetry,
             config=config,
+            access=_access(config, files),
         )
+        self._secret_files = secret_files.SecretFiles(self._renew)
+        self._secret_files.follow(config, files)
         self.admin: Final = Admin(self.telemetry, self.endpoints, ready=self._unready)
         self.server: Server
         self._ticker = Ticker()
         self._prober = Prober(self.endpoints, self.transport)
-        self._probing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._feeding: asyncio.Task[None] | None = None
         self.port = 0
         self.admin_port = 0
@@ -88,19 +102,36 @@ class Router:
         self._ticker.add(EndpointNews(self.endpoints).tell)
         self._ticker.add(self._look_after_the_line)
         self._ticker.start()
-        self._probing = loop.create_task(self._prober.run())
+        self._tasks = [loop.create_task(self._prober.run()), loop.create_task(self._secret_files.run())]
         self.admin_port = await self.admin.listen(host, admin_port)
-        self.port = await self.server.listen(host, port)
+        self.port = await self.server.listen(host, port, tls=self._tls)
         _log.info("listening", host=host, port=self.port, admin_port=self.admin_port)
 
     def configure(self, config: RouterConfig) -> None:
-        """Takes over a new configuration; requests in hand go on with what they began with."""
+        """Takes over a new configuration, whole or not at all; requests in hand go on with what they began with.
+
+        Raises:
+            ConfigError: a secret file that it names cannot be read, or is refused.
+        """
+        files = secret_files.read(config)
+        if config.tls != self.config.tls:
+            tls_now = _tls(config)
+            self.server.use_tls(tls_now)
+            self._tls = tls_now
         old, self.config = self.config, config
         if config.routing.policy != old.routing.policy:
             self._forwarder.policy = POLICIES[config.routing.policy]()
         self._forwarder.config = config
-        self.api.configure(config)
+        self.api.configure(config, _access(config, files))
+        self._secret_files.follow(config, files)
         self._follow(old)
+
+    def _renew(self, config: RouterConfig, files: secret_files.Secrets) -> None:
+        """Takes over what secret files hold now."""
+        if self._tls is not None:
+            tls.context(config.tls)
+            tls.load(self._tls, config.tls)
+        self.api.configure(config, _access(config, files))
 
     async def drain(self) -> None:
         """Refuses what is new and waits until what was accepted has ended."""
@@ -113,11 +144,10 @@ class Router:
 
     async def close(self) -> None:
         """Closes everything at once."""
-        for task in (self._probing, self._feeding):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        for task in (*self._tasks, *([self._feeding] if self._feeding is not None else [])):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         self._ticker.stop()
         await self.server.close()
         self.transport.close()
@@ -165,3 +195,13 @@ class Router:
         may_hold = self.config.limits.wake_seconds > 0
         self.admission.sleep(asleep=may_hold and self._wake.look(self._life, serves=serves, now_s=monotonic()))
         self.admission.tick()
+
+def _access(config: RouterConfig, files: secret_files.Secrets) -> Access:
+    access = Access(config, keys=files.api_keys, salt=files.salt)
+    if not access.open and not len(access):
+        _log.warning("the keys file holds no key: every request is refused", file=config.auth.api_keys_file)
+    return access
+
+
+def _tls(config: RouterConfig) -> ssl.SSLContext | None:
+    return tls.context(config.tls) if config.tls.cert_file else None

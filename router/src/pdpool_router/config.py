@@ -75,6 +75,7 @@ async def watch(file: Path, current: RouterConfig, apply: Callable[[RouterConfig
     The content is compared, not a time: a mounted ConfigMap changes by a symbolic link whose target may be older.
     """
     seen = ""
+    complaint = ""
     while True:
         await asyncio.sleep(POLL_S)
         try:
@@ -93,10 +94,18 @@ async def watch(file: Path, current: RouterConfig, apply: Callable[[RouterConfig
             continue
         try:
             apply(new)
+        except ConfigError as fault:
+            # A file that it names may come, or be mended, without a change of this one.
+            seen = ""
+            if str(fault) != complaint:
+                _log.error("configuration refused, the old one stays", file=str(file), reason=str(fault))
+            complaint = str(fault)
+            continue
         except Exception as fault:  # noqa: BLE001 - a defect must not end the watch: the next file may mend it
             _log.error("configuration not applied", file=str(file), kind=type(fault).__name__, reason=str(fault))
             continue
         current = new
+        complaint = ""
         _log.info("configuration applied", file=str(file))
 
 

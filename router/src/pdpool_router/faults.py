@@ -3,7 +3,7 @@
 ```
 Fault
 ├── ClientFault          the request itself is at fault; nothing is retried, no endpoint is blamed
-│   ├── BadRequest · UnknownModel · UnknownRoute · MethodNotAllowed · BodyTooLarge · HeadersTooLarge
+│   ├── BadRequest · Unauthorized · UnknownModel · UnknownRoute · MethodNotAllowed · BodyTooLarge · HeadersTooLarge
 │   └── RequestTimedOut · ExpectationFailed · UnsupportedCoding · UnsupportedVersion
 ├── Unavailable          nothing can take the request now; the client may come back
 │   ├── NoEndpoint · NoPrefill · Saturated · RateLimited · ShuttingDown
@@ -29,6 +29,10 @@ class ClientFault(Fault):
 
 class BadRequest(ClientFault):
     """Not HTTP/1.1, or not a body that an engine would read."""
+
+
+class Unauthorized(ClientFault):
+    """No key, or none of the keys."""
 
 
 class UnknownModel(ClientFault):

@@ -23,6 +23,7 @@ class Shape(NamedTuple):
 
 # The first class that matches counts: special ones stand before their parents.
 _TABLE: Final[tuple[tuple[type[faults.Fault], Shape], ...]] = (
+    (faults.Unauthorized, Shape(401, "invalid_request_error", "invalid_api_key")),
     (faults.UnknownModel, Shape(404, "invalid_request_error", "model_not_found")),
     (faults.UnknownRoute, Shape(404, "invalid_request_error", "not_found")),
     (faults.MethodNotAllowed, Shape(405, "invalid_request_error", "method_not_allowed")),
@@ -68,6 +69,8 @@ def header_lines(fault: faults.Fault) -> bytes:
     """Header lines that belong to a fault."""
     if isinstance(fault, faults.Unavailable):
         return b"retry-after: %d\r\n" % fault.retry_after_s
+    if isinstance(fault, faults.Unauthorized):
+        return b"www-authenticate: Bearer\r\n"
     if isinstance(fault, faults.MethodNotAllowed):
         return b"allow: %b\r\n" % fault.allowed.encode()
     return b""

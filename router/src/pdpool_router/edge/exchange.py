@@ -15,6 +15,7 @@ from pdpool_api.names import HEADER_PREFILL, HEADER_REQUEST_ID
 from pdpool_router.edge import errors
 
 if TYPE_CHECKING:
+    from pdpool_router.edge.access import Client
     from pdpool_router.edge.server import Connection
     from pdpool_router.faults import Fault
     from pdpool_router.forward.framing import Head
@@ -52,6 +53,8 @@ class Exchange:
     begun = False
     status = 0
     model = "other"
+    client: Client | None = None
+    """Who asks; known once the head was judged, None where nobody was asked who they are."""
     client_id = b""
     """What the client calls the request; goes back to it."""
     engine_id = b""

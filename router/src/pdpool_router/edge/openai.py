@@ -14,6 +14,7 @@ import msgspec
 
 from pdpool_api.engines.vllm import legs
 from pdpool_api.names import HEADER_REQUEST_ID
+from pdpool_router.edge.access import own_salt
 from pdpool_router.edge.stack import stacked
 from pdpool_router.faults import (
     BadRequest,
@@ -22,6 +23,7 @@ from pdpool_router.faults import (
     MethodNotAllowed,
     NoEndpoint,
     ShuttingDown,
+    Unauthorized,
     UnknownModel,
     UnknownRoute,
 )
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pdpool_api.router_config import RouterConfig
+    from pdpool_router.edge.access import Access, Client
     from pdpool_router.edge.exchange import Exchange
     from pdpool_router.flow.admission import Admission
     from pdpool_router.state.endpoints import Endpoints
@@ -58,6 +61,7 @@ class _Path(NamedTuple):
     methods: tuple[bytes, ...]
     handler: Callable[[Exchange], Awaitable[None]]
     route: legs.Route | None = None
+    needs_key: bool = True
 
 
 class Api:
@@ -71,6 +75,7 @@ class Api:
         admission: Admission,
         telemetry: Telemetry,
         config: RouterConfig,
+        access: Access,
     ) -> None:
         self._forwarder = forwarder
         self._endpoints = endpoints
@@ -78,9 +83,9 @@ class Api:
         self._telemetry = telemetry
         self._created_s = int(time())
         self.shutting_down = False
-        self.configure(config)
+        self.configure(config, access)
         self._paths: Final = {
-            b"/health": _Path(_GET, self._health),
+            b"/health": _Path(_GET, self._health, needs_key=False),
             b"/v1/models": _Path(_GET, self._models),
             **{route.path.encode(): _Path(_POST, self._generate, route) for route in legs.Route},
             b"/tokenize": _Path(_POST, self._pass_on),
@@ -90,10 +95,10 @@ class Api:
         self._one_model: Final = _Path(_GET, self._model)
         self._serve: Final = stacked(self._dispatch, telemetry)
 
-    def configure(self, config: RouterConfig) -> None:
-        """Takes over a configuration; requests in hand keep what they began with."""
+    def configure(self, config: RouterConfig, access: Access) -> None:
+        """Takes over a configuration, and who may ask; requests in hand keep what they began with."""
         self._config = config
-        self._names = {name: name for name in (*config.model.served_names, *config.model.adapters)}
+        self._access = access
         self._forwarded = _ALWAYS_FORWARDED + tuple(
             name
             for name in (text.encode() for text in config.forward_headers)
@@ -119,9 +124,16 @@ class Api:
             return UnknownRoute("Not Found")
         if exchange.method not in path.methods:
             return MethodNotAllowed(", ".join(method.decode() for method in path.methods))
+        if path.needs_key:
+            exchange.client = self._access.client(exchange.headers)
+            if exchange.client is None:
+                return Unauthorized("Incorrect API key provided.")
         if path.methods is _GET:
             exchange.body_limit = _GET_BODY_BYTES
             return None
+        return self._body_fault(exchange)
+
+    def _body_fault(self, exchange: Exchange) -> Fault | None:
         if self.shutting_down:
             return ShuttingDown("The router is shutting down.")
         limit = exchange.body_limit = self._config.limits.max_body_bytes
@@ -158,11 +170,13 @@ class Api:
         exchange.answer(200, b"{}")
 
     async def _models(self, exchange: Exchange) -> None:
-        exchange.answer(200, _encode({"object": "list", "data": [self._card(name) for name in self._names]}))
+        exchange.answer(
+            200, _encode({"object": "list", "data": [self._card(name) for name in _client(exchange).names]})
+        )
 
     async def _model(self, exchange: Exchange) -> None:
         name = unquote_to_bytes(exchange.path[len(_MODELS_PREFIX) :]).decode("utf-8", "replace")
-        if name not in self._names:
+        if name not in _client(exchange).names:
             raise UnknownModel(name)
         exchange.answer(200, _encode(self._card(name)))
 
@@ -174,6 +188,7 @@ class Api:
         route = self._paths[exchange.path].route
         assert route is not None
         body, model = self._read(exchange)
+        body = _salted(body, _client(exchange))
         ticket = self._admission.enter(model=model, size_bytes=len(body.raw))
         try:
             if ticket.turn is not None:
@@ -220,9 +235,10 @@ class Api:
         except legs.BodyError as fault:
             raise BadRequest(f"{fault}"[:1].upper() + f"{fault}"[1:] + ".") from fault
         exchange.body = b""
-        name = self._names.get(model) if model else self._config.model.served_names[0]
+        asked = model or self._config.model.served_names[0]
+        name = _client(exchange).names.get(asked)
         if name is None:
-            raise UnknownModel(model or "")
+            raise UnknownModel(asked)
         exchange.model = name
         return body, name
 
@@ -230,3 +246,23 @@ class Api:
         headers = exchange.headers
         lines = [b"%b: %b\r\n" % (name, headers[name]) for name in self._forwarded if name in headers]
         return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (b"".join(lines), exchange.engine_id)
+
+
+def _client(exchange: Exchange) -> Client:
+    assert exchange.client is not None, "screened before it is served"
+    return exchange.client
+
+
+def _salted(body: legs.Body, client: Client) -> legs.Body:
+    """The body with its client's salt, so that no other client's KV matches it.
+
+    Raises:
+        BadRequest: the client's own salt is no salt.
+    """
+    if not client.salt:
+        return body
+    try:
+        own = legs.own_salt(body.fields)
+    except legs.BodyError as fault:
+        raise BadRequest(f"{fault}.") from fault
+    return legs.salted(body, own_salt(client.salt, own) if own is not None else client.salt)

@@ -9,10 +9,11 @@ cancels the task. Why not a framework: its own work per request is several times
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
 
@@ -29,6 +30,7 @@ from pdpool_router.faults import (
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
 
     from pdpool_router.forward.transport import Upstream
@@ -175,8 +177,9 @@ class Connection(asyncio.Protocol):
         self._sealed = True
         if self._busy is None and not self._queue:
             return False
-        if self._busy is not None and (self._busy.begun or not self._busy.chunked):
-            self.abort()
+        half_open = self._transport is not None and self._transport.can_write_eof()
+        if not half_open or (self._busy is not None and (self._busy.begun or not self._busy.chunked)):
+            self.abort()  # with TLS there is no half-open: who ends its sending has left
             return False
         self._probe()
         return True
@@ -415,11 +418,10 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         self._sealed = True
-        if self._eof:
-            transport.close()
+        if self._eof or not transport.can_write_eof():
+            transport.close()  # TLS reads and drops what still comes until its own end is answered
             return
-        if transport.can_write_eof():
-            transport.write_eof()
+        transport.write_eof()
         self._lingers_until_s = monotonic() + LINGER_S
 
     def abort(self) -> None:
@@ -475,13 +477,32 @@ class Server:
         self.loop: Final = loop
         self.connections: set[Connection] = set()
         self.shutting_down = False
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._relistening: asyncio.Task[None] | None = None
 
-    async def listen(self, host: str, port: int) -> int:
-        """Opens the port; the number that was opened (`port` 0: any)."""
-        self._listener = await self.loop.create_server(lambda: Connection(self), host, port, backlog=4096)
-        number: int = self._listener.sockets[0].getsockname()[1]
+    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
+        """Opens the port, with TLS where a context is given; the number that was opened (`port` 0: any)."""
+        listener = await self._listener(tls, host=host, port=port)
+        self._listeners = [listener]
+        number: int = listener.sockets[0].getsockname()[1]
         return number
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Speaks TLS, or no longer, with whoever connects from now on; the port never closes meanwhile."""
+        self._relistening = self.loop.create_task(self._listen_anew(tls))
+
+    async def _listen_anew(self, tls: ssl.SSLContext | None) -> None:
+        old = self._listeners
+        sockets = [socket.socket(fileno=os.dup(each.fileno())) for one in old for each in one.sockets]
+        self._listeners = [await self._listener(tls, sock=each) for each in sockets]
+        for one in old:
+            one.close()
+
+    async def _listener(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
+        limits = {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": LINGER_S} if tls is not None else {}
+        create: Any = self.loop.create_server  # its overloads know no mapping of arguments
+        made: asyncio.Server = await create(lambda: Connection(self), ssl=tls, backlog=4096, **limits, **where)
+        return made
 
     def sweep(self) -> None:
         """Ends what is too slow; called by the ticker."""
@@ -496,8 +517,8 @@ class Server:
 
     async def close(self) -> None:
         """Closes the port and every connection."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)

@@ -67,6 +67,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 KV_PARAMS: Final = "kv_transfer_params"
+_SALT: Final = "cache_salt"
 _ROUTER_ONLY: Final = (KV_PARAMS, "ec_transfer_params")
 _XARGS: Final = "vllm_xargs"
 _ROUTER_ONLY_XARGS: Final = frozenset({*_ROUTER_ONLY, "kv_cache_report_mode"})
@@ -189,6 +190,27 @@ def text_field(fields: Fields, name: str) -> str | None:
         raise BodyError(f"{name}: must be a string") from fault
 
 
+def own_salt(fields: Fields) -> str | None:
+    """The client's own salt of its KV; None where it gives none.
+
+    Raises:
+        BodyError: it is none that an engine would take.
+    """
+    salt = text_field(fields, _SALT)
+    if salt == "":
+        raise BodyError(f"{_SALT}: must not be empty")
+    return salt
+
+
+def salted(body: Body, salt: str) -> Body:
+    """The body with this salt in place of the client's; KV of other salts never matches it."""
+    value = Raw(json.dumps(salt).encode())
+    fields = {**body.fields, _SALT: value}
+    if _SALT in body.fields:
+        return Body(_encode(fields), fields)
+    return Body(_appended(body, _SALT, value), fields)
+
+
 def one_engine_reason(fields: Fields) -> str | None:
     """Why the request must be served by one engine alone: the field's name; None where two legs can serve it."""
     if _MAY_NEED_ONE_ENGINE.isdisjoint(fields):
@@ -243,9 +265,13 @@ def decode_body(body: Body, params: Raw | None) -> bytes:
     """The decode leg: the client's own bytes, plus exactly the parameters that its prefill answered."""
     if params is None:
         return body.raw
+    return _appended(body, KV_PARAMS, params)
+
+
+def _appended(body: Body, name: str, value: Raw) -> bytes:
     end = body.raw.rindex(b"}")
     comma = b"," if body.fields else b""
-    return b"".join((body.raw[:end], comma, b'"kv_transfer_params":', bytes(params), b"}"))
+    return b'%b%b"%b":%b}' % (body.raw[:end], comma, name.encode(), value)
 
 
 class _Details(msgspec.Struct):
