@@ -18,7 +18,7 @@ from pdpool_api.router_config import ConfigError
 from pdpool_router.assembly import Router
 from pdpool_router.edge.access import Access, Key, own_salt, parse_keys
 from pdpool_router.feeds import secret_files
-from tests.router.conftest import RawClient, config, raw_post
+from tests.router.conftest import RawClient, config, eventually, raw_post
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -227,6 +227,22 @@ async def test_without_a_salt_file_a_clients_salt_is_its_own(site: MakeSite) -> 
     here = await site()
     assert (await here.client.post("/v1/completions", json={**BODY, "cache_salt": "s"})).status_code == 200
     assert {engine.generations()[0].json()["cache_salt"] for engine in here.engines} == {"s"}
+
+
+async def test_a_tenant_has_its_own_limits(site: MakeSite, tmp_path: Path) -> None:
+    """What a tenant may have at once bounds its keys only; others go on."""
+    (tmp_path / "keys").write_text("a=sk-a\na=sk-a2\nb=sk-b\n")
+    here = await site(
+        auth={"apiKeysFile": str(tmp_path / "keys")}, tenants=[{"key": "a", "concurrent": 1, "weight": 2}]
+    )
+    here.d.add_rule(leg="decode", delay_headers_s=0.4)
+    first = asyncio.create_task(here.client.post("/v1/completions", json=BODY, headers=bearer("sk-a")))
+    await eventually(lambda: bool(here.router.endpoints.inflight.requests))
+    refused = await here.client.post("/v1/completions", json=BODY, headers=bearer("sk-a2"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert (await here.client.post("/v1/completions", json=BODY, headers=bearer("sk-b"))).status_code == 200
+    assert (await first).status_code == 200
 
 
 # --- rotation --------------------------------------------------------------------------------------------------------

@@ -145,6 +145,14 @@ class Tenant(Section):
     """Served names that it may ask for; empty: all."""
     adapters: tuple[str, ...] = ()
     """Adapters that it may ask for; empty: all."""
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Its share of the work while requests wait, beside other tenants of its priority."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """While requests wait, those of a higher priority go first."""
+    requests_per_second: Annotated[float, Field(ge=0, le=1e6)] = 0
+    """Requests that it may begin a second; more are answered 429. 0: no limit."""
+    concurrent: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Requests that it may have at once, waiting ones included; more are answered 429. 0: no limit."""
 
 
 class Tls(Section):

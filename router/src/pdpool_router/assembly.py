@@ -196,6 +196,7 @@ class Router:
         self.admission.sleep(asleep=may_hold and self._wake.look(self._life, serves=serves, now_s=monotonic()))
         self.admission.tick()
 
+
 def _access(config: RouterConfig, files: secret_files.Secrets) -> Access:
     access = Access(config, keys=files.api_keys, salt=files.salt)
     if not access.open and not len(access):

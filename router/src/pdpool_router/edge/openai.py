@@ -27,6 +27,7 @@ from pdpool_router.faults import (
     UnknownModel,
     UnknownRoute,
 )
+from pdpool_router.flow.admission import Share
 from pdpool_router.forward.handoff import Forwarder, Job, Outcome
 from pdpool_router.records import Request, Unplaced
 from pdpool_router.schedule.disaggregate import candidates
@@ -106,8 +107,8 @@ class Api:
             and name not in _ALWAYS_FORWARDED
             and not name.startswith(_NEVER_FORWARDED_PREFIXES)
         )
-        self._admission.configure(config.limits, {})
-        for name in self._names:  # a gauge that is absent would be unknown, not 0
+        self._admission.configure(config.limits, _shares(config))
+        for name in access.anybody.names:  # a gauge that is absent would be unknown, not 0
             self._telemetry.queued.setdefault(name, 0)
 
     # --- Application ---------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Api:
         assert route is not None
         body, model = self._read(exchange)
         body = _salted(body, _client(exchange))
-        ticket = self._admission.enter(model=model, size_bytes=len(body.raw))
+        ticket = self._admission.enter(model=model, size_bytes=len(body.raw), tenant=_client(exchange).name)
         try:
             if ticket.turn is not None:
                 await ticket.turn
@@ -212,7 +213,7 @@ class Api:
 
     async def _pass_on(self, exchange: Exchange) -> None:
         body, model = self._read(exchange)
-        ticket = self._admission.enter(model=model, size_bytes=len(body.raw))
+        ticket = self._admission.enter(model=model, size_bytes=len(body.raw), tenant=_client(exchange).name)
         try:
             if ticket.turn is not None:
                 await ticket.turn
@@ -246,6 +247,18 @@ class Api:
         headers = exchange.headers
         lines = [b"%b: %b\r\n" % (name, headers[name]) for name in self._forwarded if name in headers]
         return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (b"".join(lines), exchange.engine_id)
+
+
+def _shares(config: RouterConfig) -> dict[str, Share]:
+    return {
+        tenant.key: Share(
+            weight=tenant.weight,
+            priority=tenant.priority,
+            requests_per_second=tenant.requests_per_second,
+            concurrent=tenant.concurrent,
+        )
+        for tenant in config.tenants
+    }
 
 
 def _client(exchange: Exchange) -> Client:
