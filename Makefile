@@ -40,11 +40,11 @@ fmt: install ## Format and mend what can be mended
 
 .PHONY: unit
 unit: install ## Tests that need no cluster and no engine
-	@$(PYTEST) -q -m "not api and not cluster and not engine"
+	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine"
 
 .PHONY: test-api
 test-api: install ## Tests against a real API server
-	@$(PYTEST) -q -m api
+	@$(PYTEST) -q -n 4 --dist loadgroup -m api
 
 .PHONY: e2e
 e2e: install ## Tests on the real cluster, with real engines

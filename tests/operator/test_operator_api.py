@@ -70,11 +70,6 @@ def test_a_pool_becomes_children_that_belong_to_it(api: Api, namespace: str) -> 
     assert again["metadata"]["generation"] == stored["metadata"]["generation"]
 
 
-def test_nothing_is_written_when_nothing_differs(aside: Callable[[str], None]) -> None:
-    """Pools at rest, written in ways that the API server rewrites, cost no write; nor does a label on them (Q08)."""
-    aside("nothing_is_written_when_nothing_differs")
-
-
 @pytest.mark.usefixtures("operator")
 def test_what_others_change_or_delete_comes_back(api: Api, namespace: str) -> None:
     """Children deleted by hand are back within 10 s; fields and sizes changed by hand are corrected (Q13, Q15)."""

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.api
 
 
-def test_one_of_two_replicas_acts_and_the_other_takes_over(aside: Callable[[str], None]) -> None:
-    """After kill -9 of the acting replica the other acts within 60 s and writes only what differs (Q03, Q04, Q07)."""
-    aside("the_other_replica_takes_over")
-
-
 def test_one_namespace_needs_nothing_but_a_role(site: Site, api: Api, make_namespace: Callable[[], str]) -> None:
     """With --namespace and a Role in it the operator serves that namespace, asks for nothing else, and no other one."""
     site.stop_shared()

@@ -1,9 +1,11 @@
-"""Scenarios most of whose time is waiting: they run on a control plane of their own, beside the other tests."""
+"""What needs a control plane where nothing else happens: operators that come and go, and writes that are counted."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
+
+import pytest
 
 from pdpool_api import names
 from tests.operator.harness import Json, eventually, pool
@@ -23,14 +25,18 @@ if TYPE_CHECKING:
     from tests.operator.site import Site
 
 
-def nothing_is_written_when_nothing_differs(site: Site) -> None:
+# On one worker, one after another: an operator of one would act on the pools of the other.
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("apart")]
+
+
+def test_nothing_is_written_when_nothing_differs(site_apart: Site) -> None:
     """Pools at rest, written in ways that the API server rewrites, cost no write; nor does a label on them (Q08).
 
     The window is scaled to 15 s.
     """
-    operator = site.start().wait_ready()
+    operator = site_apart.start().wait_ready()
     try:
-        _rest(site)
+        _rest(site_apart)
     finally:
         assert operator.stop() == 0
 
@@ -71,11 +77,12 @@ def _rest(site: Site) -> None:
     assert not [each for each in statuses if each.namespace in namespaces]
 
 
-def the_other_replica_takes_over(site: Site) -> None:
+def test_one_of_two_replicas_acts_and_the_other_takes_over(site_apart: Site) -> None:
     """After kill -9 of the acting replica the other acts within 60 s and writes only what differs (Q03, Q07).
 
     Meanwhile a deleted pool's children go without any operator (Q04), and a clean restart writes no child.
     """
+    site = site_apart
     api, namespace = site.api, site.namespace()
     first, second = site.start().wait_ready(), None
     third = None
