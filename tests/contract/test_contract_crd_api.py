@@ -217,6 +217,10 @@ def test_defaults_appear_and_only_they(pools: Cluster) -> None:
             "limits": {
                 "maxBodyBytes": 33_554_432,
                 "maxConcurrent": 4096,
+                "maxQueued": 1024,
+                "maxQueuedBytes": 268_435_456,
+                "queueSeconds": 60,
+                "wakeSeconds": 600,
                 "maxLocalPrefills": 4,
                 "connectSeconds": 5,
                 "prefillSeconds": 120,
