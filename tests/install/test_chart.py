@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from pdpool_operator.records import Resource
 
+pytestmark = pytest.mark.xdist_group("chart")  # what one test rendered serves the next
+
 Json = dict[str, Any]
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding"}
 ROOT = CHART.parents[1]
@@ -55,10 +57,13 @@ def test_a_difference_of_a_generated_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--check` fails and names the file; writing mends it."""
+    for source in (install.CRD_FILE, install.ARGO_CD / "health.lua"):
+        (tmp_path / source).parent.mkdir(parents=True)
+        shutil.copy(ROOT / source, tmp_path / source)
     monkeypatch.setattr(install, "_ROOT", tmp_path)
-    monkeypatch.setattr(install, "CHART_FILES", tmp_path / "files")
     assert install.main(["--check"]) == 1
-    assert "files/rules.yaml" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert all(str(path) in said for path in install.generated(tmp_path))
     assert install.main([]) == 0
     assert install.main(["--check"]) == 0
 
@@ -151,7 +156,7 @@ def test_the_crd_is_a_template_that_uninstalling_keeps(row: str) -> None:
     """It is upgraded with the chart and survives `helm uninstall`, unless told otherwise (Q17)."""
     (crd,) = of_kind(rendered(row), "CustomResourceDefinition")
     assert crd["metadata"].get("annotations", {}) == ({"helm.sh/resource-policy": "keep"} if row == "defaults" else {})
-    (written,) = documents(install.CRD_FILE.read_text())
+    (written,) = documents((ROOT / install.CRD_FILE).read_text())
     assert crd["metadata"]["name"] == written["metadata"]["name"]
     assert crd["spec"] == written["spec"]
     assert not (CHART / "crds").exists()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from e2e.cluster import Cluster
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("install")]
 
 Json = dict[str, Any]
 POOLS = "pools"

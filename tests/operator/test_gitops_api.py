@@ -1,0 +1,78 @@
+"""What a GitOps tool sees of a pool at rest: no difference, whichever way it applies."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from pdpool_api import names
+from tests.operator.harness import eventually
+from tests.operator.site import settled
+
+if TYPE_CHECKING:
+    from tests.operator.harness import Api, Json
+    from tests.operator.site import Site
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+
+SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
+WAYS = {
+    "client-side": ["apply"],
+    "server-side": ["apply", "--server-side", "--field-manager=gitops"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sample", ["llama-70b.yaml", "lora.yaml"])
+def test_a_pool_at_rest_shows_no_difference(site: Site, api: Api, namespace: str, sample: str, way: str) -> None:
+    """Applying the same manifest again changes nothing, no diff is seen, and only the status is ours (Q19)."""
+    file = SAMPLES / sample
+    name = yaml.safe_load(file.read_text())["metadata"]["name"]
+    _kubectl(site, namespace, *WAYS[way], "--filename", str(file))
+    settled(api, namespace, name)
+    assert _diff(site, namespace, way, file) == ""
+
+    def applied_again() -> Json:
+        before = _pool(api, namespace, name)
+        _kubectl(site, namespace, *WAYS[way], "--filename", str(file))
+        after = _pool(api, namespace, name)
+        assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+        return after
+
+    found = eventually(applied_again)  # until the status, which follows its children, comes to rest
+    assert found["metadata"].get("finalizers", []) == []
+    assert _owned(found) == {"f:status"}
+    assert _diff(site, namespace, way, file) == ""
+
+
+def _pool(api: Api, namespace: str, name: str) -> Json:
+    found = api.get("inferencepools", namespace, name)
+    assert found is not None
+    return found
+
+
+def _kubectl(site: Site, namespace: str, *arguments: str) -> str:
+    return site.cluster.kubectl("--namespace", namespace, *arguments)
+
+
+def _diff(site: Site, namespace: str, way: str, file: Path) -> str:
+    """What `kubectl diff` prints; it ends with 1 where there is a difference."""
+    arguments = ["--namespace", namespace, "diff", *WAYS[way][1:], "--filename", str(file)]
+    done = subprocess.run(
+        site.cluster.kubectl_command(*arguments), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def _owned(pool: Json) -> set[str]:
+    """Members of the pool that hold anything of the operator's."""
+    fields: list[dict[str, Any]] = [
+        each["fieldsV1"] for each in pool["metadata"]["managedFields"] if each["manager"] == names.FIELD_MANAGER
+    ]
+    assert fields
+    return {member for each in fields for member in each}
