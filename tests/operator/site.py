@@ -60,14 +60,14 @@ class Site:
         return Operator(self.kubeconfig, log, *arguments, namespace=NAMESPACE)
 
     def child_writes(self, since: int, namespaces: set[str] | None = None) -> list[str]:
-        """Every successful write of the operator to children (not to statuses and Leases), as `verb resource/name`."""
+        """Every successful write of the operator to children (no statuses, Events, Leases): `verb resource/name`."""
         return [
             f"{entry.verb} {entry.namespace} {entry.resource}/{entry.name}"
             for entry in self.cluster.audit.entries(since)  # type: ignore[arg-type]
             if entry.user == self.user
             and entry.is_write
             and entry.succeeded
-            and entry.resource not in ("leases", "inferencepools/status")
+            and entry.resource not in ("events", "leases", "inferencepools/status")
             and (namespaces is None or entry.namespace in namespaces)
         ]
 

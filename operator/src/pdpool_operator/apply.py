@@ -1,4 +1,4 @@
-"""Writes: server-side apply of what is needed and of nothing else; then one status.
+"""Writes: server-side apply of what is needed and of nothing else; then one status, and Events of what turned.
 
 Boundary: carries out a `Plan` and says what came of it. Whether a write is needed is decided by `ownership`. Every
 write says which life of an object it means (its uid), and the first apply of a child is not forced, so that an object
@@ -16,7 +16,9 @@ from typing import Final
 import structlog
 
 from pdpool_operator import ownership, telemetry
+from pdpool_operator.announcements import Announcer
 from pdpool_operator.kube import ApiError, ConflictError, Kube, NotFoundError, RejectedError
+from pdpool_operator.news import news
 from pdpool_operator.observe.cluster import Cluster, pool_owner
 from pdpool_operator.records import (
     CHILD_RESOURCES,
@@ -62,6 +64,7 @@ class Writer:
     def __init__(self, kube: Kube, cluster: Cluster) -> None:
         self._kube = kube
         self._cluster = cluster
+        self._announcer = Announcer(kube)
         self._pointless: dict[str, tuple[str, str]] = {}
         """By uid: hash and entry of an apply that changed nothing; it waits until one of them changes."""
 
@@ -180,7 +183,10 @@ class Writer:
         results.live.pop(key, None)
 
     async def report(self, observed: Observed, status: Json) -> bool:
-        """Writes the status of the pool if it differs from the live one; False when the pool changed meanwhile."""
+        """Writes the status of the pool if it differs from the live one, and tells what is new in it.
+
+        False when the pool changed meanwhile: then nothing was written, and nothing is told.
+        """
         if not status_differs(observed.pool, status):
             return True
         metadata = {
@@ -200,6 +206,7 @@ class Writer:
         for each in turns(observed.pool, status):
             said = {name: each.get(name, "") for name in ("type", "status", "reason", "message")}
             _log.info("condition", pool=str(observed.ref), **said)
+        await self._announcer.tell(stored, news(observed.pool.get("status") or {}, status))
         return True
 
 

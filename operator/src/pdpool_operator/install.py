@@ -51,6 +51,7 @@ def pool_rules() -> list[Json]:
         _rule("policy", ["poddisruptionbudgets"], _OWN),
         _rule("gateway.networking.k8s.io", ["httproutes"], _OWN),
         _rule("monitoring.coreos.com", ["podmonitors"], _OWN),
+        _rule("events.k8s.io", ["events"], ["create", "patch"]),
         _rule("", ["pods"], _READ),
         _rule("apps", ["replicasets"], _READ),
     ]

@@ -283,6 +283,11 @@ class Kube:
             content_type=_MERGE,
         )
 
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Json) -> Json:
+        """Lays fields over an object that must exist."""
+        stored: Json = await self._send("PATCH", _path(resource, namespace, name), body=patch, content_type=_MERGE)
+        return stored
+
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
         """Creates an object that must not exist yet."""
         stored: Json = await self._send("POST", _path(resource, namespace), body=body)
