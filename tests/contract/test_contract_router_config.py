@@ -138,3 +138,10 @@ def test_what_a_pool_says_of_its_router_is_what_the_file_holds(of_pool: Any, of_
     """Each field of spec.router.routing and .limits is one of the file, with the same default."""
     assert set(of_pool.model_fields) <= set(of_file.model_fields)
     assert of_file.model_validate(of_pool().model_dump()) == of_file()
+
+
+def test_what_a_pool_says_of_a_tenant_is_what_the_file_holds() -> None:
+    """Each field of spec.router.tenants is one of the file's, with the same default."""
+    assert set(router_spec.Tenant.model_fields) == set(router_config.Tenant.model_fields)
+    of_pool = router_spec.Tenant(key="a")
+    assert router_config.Tenant.model_validate(of_pool.model_dump()) == router_config.Tenant(key="a")

@@ -267,6 +267,60 @@ def test_the_routers_file_holds_its_part_of_the_spec(raw_pool: dict[str, Any]) -
     assert (config.limits.max_body_bytes, config.limits.max_concurrent) == (99, 4096)
 
 
+SECURED: dict[str, Any] = {
+    "auth": {"apiKeysSecretRef": {"name": "keys"}, "saltSecretRef": {"name": "pepper"}},
+    "tenants": [{"key": "a", "models": ["tiny"], "concurrent": 3}],
+    "tlsSecretRef": {"name": "cert"},
+}
+
+
+def test_the_routers_secrets_are_files_beside_its_configuration(raw_pool: dict[str, Any]) -> None:
+    """One volume holds the file and what it names, so that they change together; Secrets stand by reference only."""
+    found = desired(raw_pool, router=SECURED)
+    text = bodies(found, "ConfigMap")["router"]["data"][names.ROUTER_CONFIG_FILE]
+    config = router_config.parse(text)
+    assert (config.tenants[0].key, config.tenants[0].models, config.tenants[0].concurrent) == ("a", ("tiny",), 3)
+    (volume,) = pod(found, "router")["volumes"]
+    (config_map, *secrets) = volume["projected"]["sources"]
+    assert config_map == {"configMap": {"name": "tiny-router"}}
+    files = {
+        f"/etc/pdpool/{item['path']}": (one["secret"]["name"], item["key"])
+        for one in secrets
+        for item in one["secret"]["items"]
+    }
+    assert files == {
+        config.auth.api_keys_file: ("keys", "keys"),
+        config.auth.salt_file: ("pepper", "salt"),
+        config.tls.cert_file: ("cert", "tls.crt"),
+        config.tls.key_file: ("cert", "tls.key"),
+    }
+    (mount,) = pod(found, "router")["containers"][0]["volumeMounts"]
+    assert (mount["name"], mount["mountPath"]) == (volume["name"], "/etc/pdpool")
+
+
+def test_a_missing_secret_of_the_router_is_named_by_the_kubelet(raw_pool: dict[str, Any]) -> None:
+    """A first container needs each entry as a variable; it meets the same standard, and the router itself has none."""
+    router = pod(desired(raw_pool, router=SECURED), "router")
+    (first,) = router["initContainers"]
+    (container,) = router["containers"]
+    assert [tuple(each["valueFrom"]["secretKeyRef"].values()) for each in first["env"]] == [
+        ("keys", "keys"),
+        ("pepper", "salt"),
+        ("cert", "tls.crt"),
+        ("cert", "tls.key"),
+    ]
+    assert first["securityContext"] == container["securityContext"]
+    assert first["args"] == ["--version"]
+    assert "env" not in container
+
+
+def test_a_router_without_secrets_is_built_as_before(raw_pool: dict[str, Any]) -> None:
+    """An upgrade of the operator rolls no router that uses none of them."""
+    router = pod(desired(raw_pool), "router")
+    assert router["volumes"] == [{"name": "config", "configMap": {"name": "tiny-router"}}]
+    assert "initContainers" not in router
+
+
 def test_a_route_has_no_timeout(raw_pool: dict[str, Any]) -> None:
     """Answers stream for minutes: the gateway is told not to cut them, and to send to the router's Service."""
     route = {"parentRefs": [{"name": "gw", "namespace": "edge"}], "hostnames": ["llm.example"]}

@@ -83,6 +83,8 @@ def test_all_ready_is_available(raw_pool: dict[str, Any]) -> None:
     assert "Stalled" not in conditions(found)
     assert found["prefill"]["ready"] == "2/2"
     assert found["url"] == "http://tiny-router.serving.svc"
+    raw_pool["spec"]["router"] = {"tlsSecretRef": {"name": "cert"}}
+    assert said(raw_pool)["url"] == "https://tiny-router.serving.svc"
     assert found["observedGeneration"] == 3
 
 

@@ -64,6 +64,11 @@ OPERATOR_PORT: Final = 8081
 # --- paths ---------------------------------------------------------------------------------------------------------
 ROUTER_CONFIG_DIR: Final = "/etc/pdpool"
 ROUTER_CONFIG_FILE: Final = "router.yaml"
+ROUTER_KEYS_FILE: Final = "keys"
+ROUTER_SALT_FILE: Final = "salt"
+ROUTER_CERT_FILE: Final = "tls.crt"
+ROUTER_KEY_FILE: Final = "tls.key"
+"""Entries of the Secrets that a router's spec names, and files beside its configuration."""
 MODEL_CACHE_PATH: Final = "/var/cache/pdpool"
 """Where engines keep what they download (HF_HOME)."""
 SHM_PATH: Final = "/dev/shm"  # noqa: S108 - the kernel's name for POSIX shared memory, not a temporary file

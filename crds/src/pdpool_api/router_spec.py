@@ -6,12 +6,16 @@ Boundary: shape, limits and CEL rules; see `pool.py`. `Routing` and `Limits` hol
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from pdpool_api.role_spec import DAY_S, VALID_KEYS, PodTemplate
-from pdpool_api.schema import ApiModel, Resources, rule, rules
+from pdpool_api.schema import MAX_ITEMS, ApiModel, Resources, rule, rules
+from pdpool_api.served_model import ObjectName
+
+_SALT_RULE: Final = "saltSecretRef needs apiKeysSecretRef: a salt belongs to a key's name"
+_TENANTS_RULE: Final = "tenants need auth.apiKeysSecretRef: a tenant is known by its key"
 
 Port = Annotated[int, Field(ge=1, le=65_535, json_schema_extra={"format": "int32"})]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
@@ -109,8 +113,65 @@ class Limits(ApiModel):
     """How long an engine may be silent in an answer."""
 
 
+class SecretName(ApiModel):
+    """A Secret in the pool's namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+
+class Auth(ApiModel):
+    """Who may ask; absent: everybody who reaches the router."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(rule("!has(self.saltSecretRef) || has(self.apiKeysSecretRef)", _SALT_RULE))
+    )
+
+    api_keys_secret_ref: SecretName | None = None
+    """Secret whose entry `keys` holds one API key per line, or name=key. Without one of them a request is refused."""
+    salt_secret_ref: SecretName | None = None
+    """Secret whose entry `salt` keeps the KV of different keys apart; any random text that stays."""
+
+    @model_validator(mode="after")
+    def _salt_is_of_a_key(self) -> Self:
+        if self.salt_secret_ref is not None and self.api_keys_secret_ref is None:
+            raise ValueError(_SALT_RULE)
+        return self
+
+
+class Tenant(ApiModel):
+    """What the holder of one API key may do."""
+
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the key, as it stands before the = in the Secret."""
+    models: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=32)] = ()
+    """Served names that it may ask for; empty: all."""
+    adapters: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=MAX_ITEMS)
+    ] = ()
+    """Adapters that it may ask for; empty: all."""
+    weight: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 1
+    """Its share of the work while requests wait, beside other tenants of its priority."""
+    priority: Annotated[int, Field(ge=-1000, le=1000, json_schema_extra={"format": "int32"})] = 0
+    """While requests wait, those of a higher priority go first."""
+    requests_per_second: Annotated[float, Field(ge=0, le=1e6)] = 0
+    """Requests that it may begin a second at one router; more are answered with 429. 0: no limit."""
+    concurrent: Annotated[int, Field(ge=0, le=1_000_000, json_schema_extra={"format": "int32"})] = 0
+    """Requests that it may have at once at one router; more are answered with 429. 0: no limit."""
+
+
 class Router(ApiModel):
     """The router in front of the engines: one OpenAI-compatible URL for the pool."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.tenants) || self.tenants.size() == 0 || (has(self.auth) && has(self.auth.apiKeysSecretRef))",
+                _TENANTS_RULE,
+                fieldPath=".tenants",
+            )
+        )
+    )
 
     replicas: Annotated[int, Field(ge=1, le=256, json_schema_extra={"format": "int32"})] | None = None
     """Number of replicas. Default: 1."""
@@ -130,6 +191,27 @@ class Router(ApiModel):
     """How a pair of engines is chosen."""
     limits: Limits = Limits()
     """Bounds that keep one client, or one engine, from taking a router down."""
+    auth: Auth | None = None
+    """Who may ask; absent: everybody who reaches the router."""
+    tenants: Annotated[
+        tuple[Tenant, ...],
+        Field(
+            max_length=MAX_ITEMS,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["key"]},
+        ),
+    ] = ()
+    """What single keys may do; a key that is not named here may ask for everything."""
+    tls_secret_ref: SecretName | None = None
+    """Secret of type kubernetes.io/tls with which the router's API speaks TLS. Absent: plain HTTP."""
+
+    @model_validator(mode="after")
+    def _tenants_have_keys(self) -> Self:
+        """The rules of the schema again, for files."""
+        if self.tenants and (self.auth is None or self.auth.api_keys_secret_ref is None):
+            raise ValueError(_TENANTS_RULE)
+        if len({tenant.key for tenant in self.tenants}) < len(self.tenants):
+            raise ValueError("tenants name each key once")
+        return self
 
     @property
     def desired_replicas(self) -> int:

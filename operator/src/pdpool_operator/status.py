@@ -75,7 +75,7 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
             mode=plan.desired.mode,
             mode_inputs=plan.desired.mode_inputs,
             revision=plan.desired.revision,
-            url=f"http://{names.child_name(observed.ref.name, Role.ROUTER.value)}.{observed.ref.namespace}.svc",
+            url=_url(observed),
             prefill=_role_status(counts[Role.PREFILL], observed, Role.PREFILL) if Role.PREFILL in counts else None,
             decode=_role_status(counts[decode], observed, decode),
             router=RouterStatus(replicas=counts[Role.ROUTER].replicas, ready_replicas=counts[Role.ROUTER].ready),
@@ -83,6 +83,12 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
         )
     found = conditions(observed, plan, outcome, now=now)
     return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
+
+
+def _url(observed: Observed) -> str:
+    tls = (observed.pool["spec"].get("router") or {}).get("tlsSecretRef")
+    service = names.child_name(observed.ref.name, Role.ROUTER.value)
+    return f"{'https' if tls else 'http'}://{service}.{observed.ref.namespace}.svc"
 
 
 def _counted_anew(before: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -138,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         description="One OpenAI-compatible URL before prefill and decode engines.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('pdpool-router')}")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration file (YAML), read again when it changes"
     )

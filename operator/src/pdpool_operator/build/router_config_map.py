@@ -25,6 +25,15 @@ def config_map(pool: InferencePool) -> Child:
         ),
         routing=router_config.Routing.model_validate(router.routing.model_dump()),
         limits=router_config.Limits.model_validate(router.limits.model_dump()),
+        auth=router_config.Auth(
+            api_keys_file=_file(names.ROUTER_KEYS_FILE, router.auth is not None and router.auth.api_keys_secret_ref),
+            salt_file=_file(names.ROUTER_SALT_FILE, router.auth is not None and router.auth.salt_secret_ref),
+        ),
+        tenants=tuple(router_config.Tenant.model_validate(each.model_dump()) for each in router.tenants),
+        tls=router_config.Tls(
+            cert_file=_file(names.ROUTER_CERT_FILE, router.tls_secret_ref),
+            key_file=_file(names.ROUTER_KEY_FILE, router.tls_secret_ref),
+        ),
     )
     body = {
         "apiVersion": CONFIG_MAPS.api_version,
@@ -33,3 +42,7 @@ def config_map(pool: InferencePool) -> Child:
         "data": {names.ROUTER_CONFIG_FILE: router_config.dump(config)},
     }
     return Child(CONFIG_MAPS, body, role=Role.ROUTER)
+
+
+def _file(name: str, present: object) -> str:
+    return f"{names.ROUTER_CONFIG_DIR}/{name}" if present else ""

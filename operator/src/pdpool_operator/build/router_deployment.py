@@ -13,6 +13,7 @@ from pdpool_api.names import Role
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.build.pods import over, placement, pod_metadata
 from pdpool_operator.build.router_access import account_name
+from pdpool_operator.build.router_secrets import CONFIG_VOLUME, config_volume, reference_check
 from pdpool_operator.records import DEPLOYMENTS, Child, Json
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def _template(pool: InferencePool) -> Json:
         "fsGroup": USER_ID,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    config = {"name": "config", "configMap": {"name": names.child_name(pool.name, "router")}}
+    config = config_volume(pool.spec.router, names.child_name(pool.name, "router"))
+    container = _container(pool)
+    first = reference_check(pool.spec.router, container)
     return {
         "metadata": pod_metadata(pool, Role.ROUTER, given, {}),
         "spec": {
@@ -65,7 +68,8 @@ def _template(pool: InferencePool) -> Json:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": PRE_STOP_S + pool.spec.router.drain_seconds + _EXIT_S,
             "securityContext": over(security, given.pod_security_context),
-            "containers": [_container(pool)],
+            **({"initContainers": first} if first else {}),
+            "containers": [container],
             "volumes": [config, *given.volumes],
         },
     }
@@ -119,7 +123,7 @@ def _container(pool: InferencePool) -> Json:
         "resources": _resources(pool),
         "securityContext": over(security, given.security_context),
         "volumeMounts": [
-            {"name": "config", "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True},
+            {"name": CONFIG_VOLUME, "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True},
             *given.volume_mounts,
         ],
     }
