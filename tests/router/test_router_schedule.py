@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdpool_api.names import Role
 from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced, Way
-from pdpool_router.schedule.policies import POLICIES, LeastLoaded
+from pdpool_router.schedule.policies import POLICIES, least_loaded
 
 REVISIONS = st.sampled_from(("r1", "r2", "r3"))
 
@@ -85,8 +85,8 @@ def test_a_choice_obeys_every_rule(name: str, pool: Snapshot, request_: Request,
             random.Random(seed),
         )
         assert placed is not None
-        assert placed in usable
-        assert placed.revision == decision.endpoint.revision
+        assert placed.endpoint in usable
+        assert placed.endpoint.revision == decision.endpoint.revision
     else:
         assert decision.endpoint in usable
         assert not request_.whole_reason or decision.way is Way.NONE
@@ -100,7 +100,7 @@ def test_least_loaded_does_not_depend_on_order(pool: Snapshot, request_: Request
     """The set of endpoints that chance may pick is the same in any order of the endpoints."""
 
     def reachable(view: Snapshot) -> set[str]:
-        found = (LeastLoaded().plan(request_, view, 0.0, random.Random(seed)) for seed in range(24))
+        found = (least_loaded().plan(request_, view, 0.0, random.Random(seed)) for seed in range(24))
         return {one.endpoint.uid if isinstance(one, Decision) else one.value for one in found}
 
     def shuffled(endpoints: tuple[Endpoint, ...]) -> list[Endpoint]:
@@ -121,8 +121,8 @@ def test_least_loaded_does_not_depend_on_order(pool: Snapshot, request_: Request
 @given(pools(), asked(), st.integers(0, 99))
 def test_choosing_is_pure(pool: Snapshot, request_: Request, seed: int) -> None:
     """The same request, snapshot and chance give the same choice."""
-    first = LeastLoaded().plan(request_, pool, 0.0, random.Random(seed))
-    assert first == LeastLoaded().plan(request_, pool, 0.0, random.Random(seed))
+    first = least_loaded().plan(request_, pool, 0.0, random.Random(seed))
+    assert first == least_loaded().plan(request_, pool, 0.0, random.Random(seed))
 
 
 def test_the_least_loaded_is_chosen_and_ties_are_broken_by_chance() -> None:
@@ -130,7 +130,7 @@ def test_the_least_loaded_is_chosen_and_ties_are_broken_by_chance() -> None:
     group = [endpoint(f"d{n}", Role.AGGREGATED) for n in range(4)]
     view = snapshot(aggregated=group, inflight={"d0": 2, "d1": 1})
     rng = random.Random(1)
-    picked = [LeastLoaded().plan(Request("m", 1), view, 0.0, rng) for _ in range(200)]
+    picked = [least_loaded().plan(Request("m", 1), view, 0.0, rng) for _ in range(200)]
     uids = [one.endpoint.uid for one in picked if isinstance(one, Decision)]
     assert set(uids) == {"d2", "d3"}
     assert 60 < uids.count("d2") < 140

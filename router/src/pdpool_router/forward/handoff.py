@@ -209,7 +209,8 @@ class Forwarder:
         snapshot = self._endpoints.snapshot()
         if not snapshot.one_revision:
             request = msgspec.structs.replace(request, revision=revision)
-        return self.policy.place(request, None, snapshot, monotonic(), self._rng)
+        placed = self.policy.place(request, None, snapshot, monotonic(), self._rng)
+        return placed.endpoint if placed is not None else None
 
     def _another_pair(self, request: Request, prefill: Endpoint | None, decode: Endpoint) -> _AnotherPair | None:
         """The request again without the pair that failed; where that leaves none, without one of the two."""

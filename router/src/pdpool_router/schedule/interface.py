@@ -1,4 +1,4 @@
-"""What a policy is: `plan` before the prefill leg, `place` after it.
+"""What a policy is: `plan` before the prefill leg, `place` after it; and what scorers and pickers are.
 
 Boundary: types only. Both functions are synchronous and pure: they read a snapshot, and time and chance are
 arguments, so that the simulator runs the very same code on a virtual clock. Why two: decode is chosen when prefill
@@ -7,12 +7,26 @@ has answered, on what is known then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pdpool_router.records import Decision, Load, Match, Request, Snapshot, TokenKeys, Unplaced
 
-    from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced
+
+class Asked(msgspec.Struct, frozen=True):
+    """What scorers may know of a request."""
+
+    tokens: int
+    """Tokens of the prompt, as far as can be told."""
+    cached: Mapping[str, int]
+    """uid → tokens of it that the endpoint holds; absent: none."""
+    inflight: Mapping[str, int]
+    """uid → requests of ours in flight there."""
+    conversation: int = 0
+    """What stays the same over the turns of a conversation; 0: not known."""
 
 
 class Chance(Protocol):
@@ -23,8 +37,32 @@ class Chance(Protocol):
         ...
 
 
+class Scorer(Protocol):
+    """One term of the sum."""
+
+    @property
+    def name(self) -> str:
+        """What explanations call it."""
+        ...
+
+    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+        """Milliseconds that each candidate costs on this account."""
+        ...
+
+
+class Picker(Protocol):
+    """From costs to a candidate."""
+
+    def pick(self, asked: Asked, costs: Sequence[float], loads: Sequence[Load], own_ms: float, rng: Chance) -> int:
+        """The position of the chosen candidate; `own_ms` is what the request's own work takes at the least costly."""
+        ...
+
+
 class Policy(Protocol):
     """A way to choose endpoints."""
+
+    reads_prefixes: bool
+    """Prompts need keys."""
 
     def plan(self, request: Request, snapshot: Snapshot, now_s: float, rng: Chance) -> Decision | Unplaced:
         """Two legs or one, and the first endpoint; or why nothing can be chosen."""
@@ -33,13 +71,20 @@ class Policy(Protocol):
     def place(
         self,
         request: Request,
-        ids: Sequence[int] | None,
+        ids: TokenKeys | None,
         snapshot: Snapshot,
         now_s: float,
         rng: Chance,
-    ) -> Endpoint | None:
+        *,
+        match: Match | None = None,
+    ) -> Decision | None:
         """The decode endpoint, of the request's `revision`; None where there is none.
 
-        `ids` are the prompt's token ids where the prefill answer told them.
+        `ids` are the prompt's token ids where the prefill answer told them; else `match` is what `plan` found, if
+        it still holds.
         """
+        ...
+
+    def explain(self, request: Request, snapshot: Snapshot, now_s: float) -> dict[str, Any]:
+        """Every candidate with each term of the sum, for people."""
         ...

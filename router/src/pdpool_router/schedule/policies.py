@@ -1,98 +1,79 @@
-"""The policies `LeastLoaded` and `RoundRobin`.
+"""The policies, as sets of scorers.
 
-Boundary: pure; they differ only in how they pick among candidates. Load is the router's own requests in flight, so
-that a burst spreads at once. Ties are broken by chance, else several routers would send their first requests to the
-same endpoint.
+Boundary: pure; what a scorer or a picker does stands in its own file. Load is the router's own requests in flight,
+corrected by what engines report, so that a burst spreads at once.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced
-from pdpool_router.schedule.disaggregate import candidates, partners
+from pdpool_router.schedule.decide import SumPolicy
+from pdpool_router.schedule.pickers.in_turn import InTurn
+from pdpool_router.schedule.pickers.least import Least
+from pdpool_router.schedule.pickers.together import Together
+from pdpool_router.schedule.scorers.compute import Compute
+from pdpool_router.schedule.scorers.disturb import Disturb
+from pdpool_router.schedule.scorers.inflight import Inflight
+from pdpool_router.schedule.scorers.pull import Pull
+from pdpool_router.schedule.scorers.running import Running
+from pdpool_router.schedule.scorers.wait import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from pdpool_router.schedule.interface import Chance, Policy
+    from pdpool_router.schedule.interface import Policy
+
+_TIE_MS: Final = 0.001
+"""Small beside any token: load decides only between equal prefixes."""
 
 
-class LeastLoaded:
+def kv_aware() -> Policy:
+    """Least predicted time; conversations stay together while that costs nothing; short ways are taken."""
+    return SumPolicy(
+        prefill=(Wait(), Compute()),
+        decode=(Pull(), Running()),
+        whole=(Wait(), Compute(), Running(), Disturb()),
+        picker=Together,
+        reads_prefixes=True,
+        skips_hops=True,
+    )
+
+
+def prefix() -> Policy:
+    """Longest cached prefix, whatever the load; load decides between equals."""
+    return SumPolicy(
+        prefill=(Compute(), Inflight(_TIE_MS)),
+        decode=(Pull(), Inflight(_TIE_MS)),
+        whole=(Compute(), Inflight(_TIE_MS)),
+        picker=partial(Together, slack=0.0),
+        reads_prefixes=True,
+        skips_hops=True,
+    )
+
+
+def least_loaded() -> Policy:
     """Fewest requests in flight; ties by chance, whatever the order of the endpoints."""
-
-    def plan(self, request: Request, snapshot: Snapshot, now_s: float, rng: Chance) -> Decision | Unplaced:
-        """See `Policy.plan`."""
-        del now_s
-        found = candidates(request, snapshot)
-        if isinstance(found, Unplaced):
-            return found
-        return Decision(found.way, _least_loaded(found.endpoints, snapshot.inflight, rng), found.reason)
-
-    def place(
-        self,
-        request: Request,
-        ids: Sequence[int] | None,
-        snapshot: Snapshot,
-        now_s: float,
-        rng: Chance,
-    ) -> Endpoint | None:
-        """See `Policy.place`."""
-        del ids, now_s
-        found = partners(request, snapshot)
-        return _least_loaded(found, snapshot.inflight, rng) if found else None
+    count = (Inflight(),)
+    return SumPolicy(
+        prefill=count,
+        decode=count,
+        whole=count,
+        picker=Least,
+        reads_prefixes=False,
+        skips_hops=False,
+    )
 
 
-class RoundRobin:
-    """Each endpoint in turn, by the count of choices made so far: the one piece of state, kept per policy object."""
-
-    def __init__(self) -> None:
-        self._planned = 0
-        self._placed = 0
-
-    def plan(self, request: Request, snapshot: Snapshot, now_s: float, rng: Chance) -> Decision | Unplaced:
-        """See `Policy.plan`."""
-        del now_s, rng
-        found = candidates(request, snapshot)
-        if isinstance(found, Unplaced):
-            return found
-        self._planned += 1
-        return Decision(found.way, _in_turn(found.endpoints, self._planned), found.reason)
-
-    def place(
-        self,
-        request: Request,
-        ids: Sequence[int] | None,
-        snapshot: Snapshot,
-        now_s: float,
-        rng: Chance,
-    ) -> Endpoint | None:
-        """See `Policy.place`."""
-        del ids, now_s, rng
-        found = partners(request, snapshot)
-        if not found:
-            return None
-        self._placed += 1
-        return _in_turn(found, self._placed)
+def round_robin() -> Policy:
+    """Each endpoint in turn."""
+    return SumPolicy(prefill=(), decode=(), whole=(), picker=InTurn, reads_prefixes=False, skips_hops=False)
 
 
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {"LeastLoaded": LeastLoaded, "RoundRobin": RoundRobin}
-
-
-def _least_loaded(endpoints: tuple[Endpoint, ...], inflight: Mapping[str, int], rng: Chance) -> Endpoint:
-    if len(endpoints) == 1:
-        return endpoints[0]
-    least = -1
-    tied: list[Endpoint] = []
-    for endpoint in endpoints:
-        load = inflight.get(endpoint.uid, 0)
-        if load < least or least < 0:
-            least = load
-            tied = [endpoint]
-        elif load == least:
-            tied.append(endpoint)
-    return tied[0] if len(tied) == 1 else tied[int(rng.random() * len(tied))]
-
-
-def _in_turn(endpoints: tuple[Endpoint, ...], turn: int) -> Endpoint:
-    return endpoints[turn % len(endpoints)]
+POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
+    "KvAware": kv_aware,
+    "Prefix": prefix,
+    "LeastLoaded": least_loaded,
+    "RoundRobin": round_robin,
+}

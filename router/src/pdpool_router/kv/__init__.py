@@ -1,0 +1,1 @@
+"""What is known of prefixes: keys of prompts, and which endpoint holds how much of each. Pure."""

@@ -1,0 +1,26 @@
+"""Disturb: a prompt computed where others decode makes every one of them wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdpool_router.records import Load
+    from pdpool_router.schedule.interface import Asked
+
+
+class Disturb(msgspec.Struct, frozen=True):
+    """The compute term once more for each request that runs there, weighed."""
+
+    name: ClassVar[str] = "disturb"
+    weight: float = 0.05
+    """What a millisecond of another request's wait counts against one of this request's own."""
+
+    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+        """Milliseconds per candidate."""
+        tokens, get, weight = asked.tokens, asked.cached.get, self.weight
+        return [(tokens - get(load.uid, 0)) * load.token_ms * weight * (load.requests + load.others) for load in loads]

@@ -1,0 +1,285 @@
+"""What each endpoint has to do and how fast it is: the figures that a choice adds up.
+
+Boundary: counting and learning per incarnation; time is told, not read. The only ways to count are a `Work`, which is
+ended once, and an engine's own report. Why figures are kept ready (`wait_ms`, `running_ms`): a choice among a thousand
+endpoints reads them, and far fewer requests begin and end than are compared.
+
+Unknown is not idle: an endpoint that reports nothing is taken to have what its peers have and a little more, so that
+one that really reports nothing to do is preferred.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from pdpool_router.records import Endpoint, Load
+from pdpool_router.state.speeds import Level, Line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pdpool_api.names import Role
+
+REPORT_KEPT_S: Final = 30.0
+"""An engine's figures older than this, or than three intervals, are unknown."""
+_UNKNOWN_MORE: Final = 0.5
+_TYPICAL_MEMORY: Final = 0.95
+_TYPICAL_TOKENS: Final = 500
+_SAME_WITHIN: Final = 1.4
+
+
+class Guess(msgspec.Struct, frozen=True):
+    """Speeds before anything was seen."""
+
+    fixed_ms: float = 5.0
+    token_ms: float = 0.1
+    """10,000 tokens a second: an 8 B model on one large accelerator."""
+    pull_ms: float = 0.005
+    """128 KiB a token at 25 GB/s."""
+    step_ms: float = 20.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What an engine says of itself; None: it does not say."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    """Share of KV blocks in use, 0 to 1."""
+
+    @property
+    def requests(self) -> float | None:
+        """Requests there; None where that cannot be told."""
+        if self.running is None and self.waiting is None:
+            return None
+        return (self.running or 0.0) + (self.waiting or 0.0)
+
+
+class _Speeds:
+    """What is learned of a role: times by size, and the time of one step."""
+
+    __slots__ = ("compute", "pull", "step")
+
+    def __init__(self, guess: Guess) -> None:
+        self.compute = Line(guess.fixed_ms, guess.token_ms)
+        self.pull = Line(guess.fixed_ms, guess.pull_ms)
+        self.step = Level(guess.step_ms)
+
+
+class _Factors:
+    """How much slower than its role an endpoint is found to be."""
+
+    __slots__ = ("compute", "pull", "step")
+
+    def __init__(self, guess: float) -> None:
+        self.compute = Level(guess)
+        self.pull = Level(1.0)
+        self.step = Level(guess)
+
+
+class _Kept(msgspec.Struct):
+    endpoint: Endpoint
+    load: Load
+    role: _Speeds
+    factors: _Factors
+    typical_ms: float
+    """What one request here takes to be computed."""
+    report: Report | None = None
+    reported_s: float = float("-inf")
+    seen_others: float = 0.0
+    """The same from the report before: one alone may have missed an end."""
+
+
+class Work:
+    """One leg at an endpoint; `end` any number of times counts once."""
+
+    __slots__ = ("_ahead", "_kept", "_state", "tokens")
+
+    def __init__(self, kept: _Kept, tokens: int) -> None:
+        load = kept.load
+        self._ahead = load.unstarted_tokens
+        load.requests += 1
+        load.unstarted += 1
+        load.unstarted_tokens += tokens
+        self._kept = kept
+        self._state = 2
+        self.tokens: Final = tokens
+        _figure(kept)
+
+    def started(self) -> None:
+        """The engine has answered: what it had to compute for it is computed."""
+        if self._state == 2:  # noqa: PLR2004 - 2: waits, 1: answered, 0: over
+            self._state = 1
+            load = self._kept.load
+            load.unstarted -= 1
+            load.unstarted_tokens -= self.tokens
+            _figure(self._kept)
+
+    def end(self) -> None:
+        """The leg is over, however it ended."""
+        if self._state:
+            self.started()
+            self._state = 0
+            self._kept.load.requests -= 1
+            _figure(self._kept)
+
+    @property
+    def ahead_tokens(self) -> int:
+        """Tokens that had to be computed before this leg's when it was sent."""
+        return self._ahead
+
+
+class Loads:
+    """The figures of every endpoint, by uid."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+        self._roles: dict[Role, _Speeds] = {}
+        self._guesses: Mapping[Role, Guess] = {}
+        self.loads: dict[str, Load] = {}
+        """What a snapshot shows; read only."""
+
+    # --- membership ------------------------------------------------------------------------------------------------
+    def configure(self, guesses: Mapping[Role, Guess]) -> None:
+        """Sets the first guesses; what was learned stays."""
+        self._guesses = guesses
+
+    def keep(self, endpoints: Iterable[Endpoint], factors: Mapping[str, float] | None = None) -> None:
+        """Sets the membership; `factors` (by uid) say how much slower than its role one is guessed to be."""
+        new = {endpoint.uid: endpoint for endpoint in endpoints}
+        for uid in [uid for uid in self._kept if uid not in new]:
+            del self._kept[uid]
+            del self.loads[uid]
+        for uid, endpoint in new.items():
+            known = self._kept.get(uid)
+            if known is not None:
+                known.endpoint = endpoint
+                continue
+            role = self._role(endpoint.role)
+            kept = _Kept(endpoint, Load(uid), role, _Factors((factors or {}).get(uid, 1.0)), _typical_ms(role))
+            self._kept[uid] = kept
+            self.loads[uid] = kept.load
+            _publish(kept)
+
+    # --- what the router does --------------------------------------------------------------------------------------
+    def begin(self, endpoint: Endpoint, tokens: int) -> Work:
+        """A leg is sent that makes an endpoint compute (or pull) so many tokens."""
+        kept = self._kept.get(endpoint.uid)
+        if kept is None:  # it went away between choice and leg: counted, and forgotten with the leg
+            kept = _Kept(endpoint, Load(endpoint.uid), self._role(endpoint.role), _Factors(1.0), 0.0)
+        return Work(kept, tokens)
+
+    def computed(self, endpoint: Endpoint, work: Work, tokens: int, took_ms: float) -> None:
+        """A leg whose prompt the endpoint computed (so many tokens of it) took so long to its answer."""
+        role = self._role(endpoint.role)
+        kept = self._kept.get(endpoint.uid)
+        stood = work.ahead_tokens + tokens
+        if kept is not None:
+            kept.factors.compute.observe(_ratio(took_ms, role.compute.predict_ms(stood)))
+            own_ms = role.compute.predict_ms(tokens) * _clear(kept.factors.compute)
+            kept.typical_ms = _TYPICAL_MEMORY * kept.typical_ms + (1 - _TYPICAL_MEMORY) * own_ms
+            took_ms /= _clear(kept.factors.compute)
+        role.compute.observe(stood, took_ms)
+
+    def pulled(self, endpoint: Endpoint, tokens: int, took_ms: float) -> None:
+        """A decode leg, which pulled so many tokens' KV, took so long to its first byte."""
+        role = self._role(endpoint.role)
+        kept = self._kept.get(endpoint.uid)
+        if kept is not None:
+            kept.factors.pull.observe(_ratio(took_ms, role.pull.predict_ms(tokens)))
+            took_ms /= _clear(kept.factors.pull)
+        role.pull.observe(tokens, took_ms)
+
+    def stepped(self, endpoint: Endpoint, step_ms: float) -> None:
+        """A stream's tokens came so far apart on the average."""
+        role = self._role(endpoint.role)
+        kept = self._kept.get(endpoint.uid)
+        if kept is not None:
+            kept.factors.step.observe(_ratio(step_ms, role.step.value))
+            step_ms /= _clear(kept.factors.step)
+        role.step.observe(step_ms)
+
+    # --- what engines say --------------------------------------------------------------------------------------------
+    def report(self, uid: str, report: Report, now_s: float, most_own: int) -> None:
+        """An engine's figures; `most_own` is the most legs of ours that were there while it was asked."""
+        kept = self._kept.get(uid)
+        if kept is None:
+            return
+        requests = report.requests
+        kept.report = report
+        if requests is None:
+            return
+        kept.reported_s = now_s
+        others = max(0.0, requests - most_own)
+        # The smaller of two in a row: a single one may have counted a request of ours that just ended.
+        first = not kept.load.reported
+        kept.load.others = others if first else min(others, kept.seen_others)
+        kept.seen_others = others
+        kept.load.reported = True
+        _figure(kept)
+
+    def settle(self, now_s: float, interval_s: float) -> None:
+        """Publishes what was learned, for all at once; makes stale reports unknown. Call it once a second or so.
+
+        For all at once, since endpoints that are equal must stay equal between two calls.
+        """
+        oldest_s = now_s - max(REPORT_KEPT_S, 3 * interval_s)
+        known: dict[Role, list[float]] = {}
+        unknown: list[_Kept] = []
+        for kept in self._kept.values():
+            if kept.reported_s < oldest_s:
+                kept.load.reported = False
+                unknown.append(kept)
+            else:
+                known.setdefault(kept.endpoint.role, []).append(kept.load.others)
+            _publish(kept)
+        for kept in unknown:
+            peers = known.get(kept.endpoint.role)
+            kept.load.others = sum(peers) / len(peers) + _UNKNOWN_MORE if peers else 0.0
+            _figure(kept)
+
+    def kv_usage(self, uid: str) -> float | None:
+        """Share of an engine's KV blocks in use; None: unknown."""
+        kept = self._kept.get(uid)
+        return kept.report.kv_usage if kept is not None and kept.report is not None else None
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+    def _role(self, role: Role) -> _Speeds:
+        found = self._roles.get(role)
+        if found is None:
+            found = self._roles[role] = _Speeds(self._guesses.get(role, Guess()))
+        return found
+
+
+def _publish(kept: _Kept) -> None:
+    """Takes what was learned into the figures."""
+    load, role, factors = kept.load, kept.role, kept.factors
+    compute = _clear(factors.compute)
+    load.fixed_ms = role.compute.fixed_ms * compute
+    load.token_ms = role.compute.token_ms * compute
+    load.pull_ms = role.pull.token_ms * _clear(factors.pull)
+    load.step_ms = role.step.value * _clear(factors.step)
+    _figure(kept)
+
+
+def _clear(factor: Level) -> float:
+    """A factor, unless it is about one: noise in what was learned must not make equals unequal."""
+    return 1.0 if 1 / _SAME_WITHIN <= factor.value <= _SAME_WITHIN else factor.value
+
+
+def _ratio(took_ms: float, expected_ms: float) -> float:
+    return took_ms / max(expected_ms, 1e-3)
+
+
+def _typical_ms(role: _Speeds) -> float:
+    return role.compute.predict_ms(_TYPICAL_TOKENS)
+
+
+def _figure(kept: _Kept) -> None:
+    load = kept.load
+    load.wait_ms = (
+        (load.unstarted + 1) * load.fixed_ms + load.unstarted_tokens * load.token_ms + load.others * kept.typical_ms
+    )
+    load.running_ms = (load.requests + load.others) * load.step_ms
