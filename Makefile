@@ -59,6 +59,7 @@ generate: install ## Write the CRD, the router file's schema, the chart's files 
 	@$(PY) -m pdpool_api.crd
 	@$(PY) -m pdpool_api.router_config_schema
 	@$(PY) -m pdpool_operator.install
+	@$(PY) -m e2e.observability
 	@$(PY) -m e2e.chart
 
 .PHONY: verify
@@ -66,6 +67,7 @@ verify: install ## Fail where a generated file differs from its source
 	@$(PY) -m pdpool_api.crd --check
 	@$(PY) -m pdpool_api.router_config_schema --check
 	@$(PY) -m pdpool_operator.install --check
+	@$(PY) -m e2e.observability --check
 	@$(PY) -m e2e.chart --check
 
 .PHONY: lock

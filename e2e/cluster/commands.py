@@ -53,10 +53,12 @@ def run(
     return done.stdout
 
 
-def succeeds(command: Sequence[str | Path], timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+def succeeds(
+    command: Sequence[str | Path], timeout_s: float = DEFAULT_TIMEOUT_S, *, folder: Path | None = None
+) -> bool:
     """Whether a program ends well; for clean-up, where a failure means that there was nothing to do."""
     try:
-        run(command, timeout_s=timeout_s)
+        run(command, timeout_s=timeout_s, folder=folder)
     except ClusterError:
         return False
     return True

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from e2e.cluster.commands import run, succeeds
+from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import ClusterError, Progress
 
 if TYPE_CHECKING:
@@ -34,6 +36,29 @@ NODE_PACKAGES: Final[Mapping[str, str]] = {
     "util-linux": "setsid",
 }
 CONTROL_PLANE_PACKAGES: Final[Mapping[str, str]] = {"openssl": "openssl", "util-linux": "setsid"}
+
+
+def unpacked(package: str, member: str, progress: Progress) -> Path:
+    """A program out of a package's archive, kept in the cache: nothing is installed, and no service starts.
+
+    For programs that need no more than the C library. Raises `ClusterError` if apt cannot fetch it.
+    """
+    folder = cache_root() / "debian" / package
+    if not (folder / member).exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            progress.step(f"fetch {package}"),
+            tempfile.TemporaryDirectory(prefix=f".{package}-", dir=folder.parent) as scratch,
+        ):
+            fetch = ["apt-get", "download", package]
+            if not succeeds(fetch, folder=Path(scratch)):
+                run(["apt-get", "update"], timeout_s=600)
+                run(fetch, folder=Path(scratch), timeout_s=600)
+            (archive,) = Path(scratch).glob("*.deb")
+            run(["dpkg-deb", "--extract", archive, Path(scratch) / "files"])
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(scratch) / "files").rename(folder)
+    return folder / member
 
 
 def ensure(packages: Mapping[str, str], progress: Progress) -> None:

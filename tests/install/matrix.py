@@ -42,6 +42,8 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
     "monitored": {
         "podMonitor": {"enabled": True, "interval": "1m30s", "labels": {"release": "prometheus"}},
         "networkPolicy.namespaces": ["observability", "monitoring"],
+        "alertRules": {"enabled": True, "runbooks": "https://wiki.example.com/pdpool", "labels": {"release": "p"}},
+        "dashboard.enabled": True,
     },
     "images": {
         "image": {"repository": "registry.example.com:5000/pdpool/operator", "digest": DIGEST, "pullPolicy": "Always"},
@@ -66,6 +68,8 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
         "replicas": 2,
         "secretNamespaces": ["team-a", "team-b"],
         "podMonitor.enabled": True,
+        "alertRules.enabled": True,
+        "dashboard": {"enabled": True, "labels": {"dashboards": "grafana"}},
         "image.digest": DIGEST,
     },
 }
@@ -83,5 +87,6 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "level": ({"logLevel": "loud"}, "logLevel"),
     "flag": ({"extraArgs": ["port=1"]}, "extraArgs"),
     "own-variable": ({"extraEnv": [{"name": "POD_NAMESPACE", "value": "x"}]}, "extraEnv"),
+    "runbooks": ({"alertRules.runbooks": "wiki"}, "runbooks"),
     "interval": ({"podMonitor.interval": "soon"}, "interval"),
 }
