@@ -9,7 +9,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpool_api.conditions import Condition, ConditionType, Reason, in_order, set_condition, without
+from pdpool_api.conditions import Condition, ConditionType, Reason, SizeReason, in_order, set_condition, without
 
 T0, T1 = "2026-01-01T00:00:00Z", "2026-01-01T00:00:05Z"
 
@@ -78,6 +78,8 @@ def test_every_type_and_reason_is_documented_for_users() -> None:
     """`docs/conditions.md` lists exactly what the code knows."""
     page = (Path(__file__).parents[2] / "docs/conditions.md").read_text()
     types, rest = page.split("## Reasons")
-    reasons, _ = rest.split("## Events")
+    reasons, rest = rest.split("## Events")
+    _, sizes = rest.split("## Why a role has its size")
     assert re.findall(r"^\| `(\w+)`", types, re.MULTILINE) == [kind.value for kind in ConditionType]
     assert re.findall(r"^\| `(\w+)`", reasons, re.MULTILINE) == [reason.value for reason in Reason]
+    assert re.findall(r"^\| `(\w+)`", sizes, re.MULTILINE) == [reason.value for reason in SizeReason]

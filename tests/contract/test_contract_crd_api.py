@@ -38,6 +38,14 @@ def _manifest(spec: dict[str, Any], name: str = "p") -> str:
     return yaml.safe_dump(pool)
 
 
+def _scaled(**autoscaling: Any) -> dict[str, Any]:
+    return {"prefill": {"autoscaling": autoscaling}}
+
+
+def _signal(**signal: Any) -> dict[str, Any]:
+    return _scaled(signals=[signal])
+
+
 @pytest.fixture(scope="module")
 def cluster(control_plane: Cluster) -> Cluster:
     """A control plane with the CRD installed as a user would, and a namespace."""
@@ -105,6 +113,43 @@ def test_the_schema_is_structural(cluster: Cluster) -> None:
         ({"mode": "Both"}, "spec.mode", "Unsupported value"),
         ({"transfer": {"leaseSeconds": 1}}, "spec.transfer.leaseSeconds", "greater than or equal to 6"),
         ({"router": {"replicas": 0}}, "spec.router.replicas", "greater than or equal to 1"),
+        (_scaled(minReplicas=5, maxReplicas=2), "spec.prefill.autoscaling.minReplicas", "must not be greater than"),
+        (_scaled(minReplica=5), 'unknown field "spec.prefill.autoscaling.minReplica"', "strict decoding error"),
+        (_scaled(minReplicas=0), "spec.decode.autoscaling", "both roles together"),
+        (
+            {"decode": {"replicas": 2, "autoscaling": {}}},
+            "spec.decode.autoscaling",
+            "replicas and autoscaling exclude one another",
+        ),
+        (_signal(type="QueueDepth", target=-4), "spec.prefill.autoscaling.signals[0].target", "greater than 0"),
+        (_signal(type="QueueDepth"), "spec.prefill.autoscaling.signals[0].target", "target is required"),
+        (_signal(type="KvCacheUsage", target=0.8), "spec.prefill.autoscaling.signals", "are not for prefill"),
+        (_signal(type="GpuUtilization", target=80), "spec.prefill.autoscaling.signals[0].target", "at most 1"),
+        (_signal(type="GpuUtilization", target=0.8), "spec.prefill.autoscaling.signals", "need spec.autoscaling.prom"),
+        (_signal(type="PrometheusQuery", target=1), "spec.prefill.autoscaling.signals[0].query", "query is required"),
+        (_signal(type="Ttft"), "spec.prefill.autoscaling.signals", "the one of spec.slo"),
+        (
+            {"decode": {"autoscaling": {"signals": [{"type": "Ttft", "target": 500}]}}},
+            "spec.decode.autoscaling.signals",
+            "are not for decode",
+        ),
+        ({"autoscaling": {"source": "Prometheus"}}, "spec.autoscaling.prometheus", "is required with source"),
+        ({"autoscaling": {"prometheus": {"url": "http://me:x@p"}}}, "spec.autoscaling.prometheus.url", "should match"),
+        (
+            {"autoscaling": {"ratio": {"minPrefillPerDecode": 2, "maxPrefillPerDecode": 1}}},
+            "spec.autoscaling.ratio.minPrefillPerDecode",
+            "must not be greater",
+        ),
+        (
+            {"router": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}},
+            "spec.router.autoscaling",
+            "exclude one another",
+        ),
+        (
+            {"router": {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}},
+            "spec.router.autoscaling.minReplicas",
+            "must not be greater",
+        ),
         ({"mode": "Aggregated"}, "spec.prefill", "must be absent in mode Aggregated"),
         ({"engine": {"shmSize": "24Gb"}}, "spec.engine.shmSize", "should match"),
         (

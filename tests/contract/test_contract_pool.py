@@ -19,12 +19,28 @@ from pdpool_api.pool import (
     RoleSpec,
     RoleStatus,
 )
+from pdpool_api.scaling_spec import SignalType
 
 ROOT = Path(__file__).parents[2]
 
 
 def _pool(**spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "spec": {"model": {"id": "m"}, "prefill": {}, "decode": {}, **spec}}
+
+
+QUEUE = {"type": "QueueDepth", "target": 4}
+
+
+def _scaled(**autoscaling: Any) -> dict[str, Any]:
+    return {"prefill": {"autoscaling": autoscaling}}
+
+
+def _signals(*each: dict[str, Any]) -> dict[str, Any]:
+    return _scaled(signals=list(each))
+
+
+def _signal(**signal: Any) -> dict[str, Any]:
+    return _signals(signal)
 
 
 def test_a_small_pool_gets_the_defaults_of_the_contract() -> None:
@@ -49,7 +65,7 @@ def test_the_served_name_is_the_id_unless_given() -> None:
 
 def test_stored_objects_are_read_leniently() -> None:
     """What a newer CRD stored is read by an older operator: unknown fields are passed over."""
-    raw = _pool(workload={"requestsPerSecond": 6}, decode={"replicas": 2, "autoscaling": {}})
+    raw = _pool(workload={"requestsPerSecond": 6}, decode={"replicas": 2, "newest": {}})
     assert InferencePool.parse(raw).spec.decode.replicas == 2
 
 
@@ -84,6 +100,39 @@ def test_files_are_read_strictly() -> None:
         ({"decode": {"hardware": "abacus"}}, r"spec\.decode\.hardware: Input should be 'h100-sxm', .* or 'cpu'"),
         ({"transfer": {"leaseSeconds": 5}}, r"spec\.transfer\.leaseSeconds: .*greater than or equal to 6"),
         ({"mode": "Aggregated"}, r"prefill must be absent in mode Aggregated"),
+        (_scaled(minReplicas=5, maxReplicas=2), r"spec\.prefill\.autoscaling: .*minReplicas must not be greater than"),
+        (_scaled(minReplicas=-1), r"spec\.prefill\.autoscaling\.minReplicas: .*greater than or equal to 0"),
+        (_scaled(minReplicas=0), r"minReplicas 0 is for both roles together"),
+        (
+            {"decode": {"replicas": 2, "autoscaling": {}}},
+            r"spec\.decode: .*replicas and autoscaling exclude one",
+        ),
+        (_signal(type="QueueDepth", target=-4), r"autoscaling\.signals\[0\]\.target: .*greater than 0"),
+        (_signal(type="QueueDepth"), r"target is required"),
+        (_signal(type="KvCacheUsage", target=0.8), r"signals KvCacheUsage, RunningRequests, Itl are not for prefill"),
+        (_signal(type="GpuDramActive", target=80), r"target of a ratio must be at most 1"),
+        (_signal(type="GpuDramActive", target=0.8), r"need spec\.autoscaling\.prometheus"),
+        (_signal(type="PrometheusQuery", target=1), r"query is required with PrometheusQuery"),
+        (_signal(type="Ttft"), r"signals Ttft and Itl need a target, or the one of spec\.slo"),
+        (_signals(QUEUE, QUEUE), r"signals must not repeat a type"),
+        (
+            {"decode": {"autoscaling": {"signals": [{"type": "Ttft", "target": 500}]}}},
+            r"signals QueuedPromptTokens, Ttft are not for decode",
+        ),
+        (
+            {"autoscaling": {"source": "Prometheus"}},
+            r"spec\.autoscaling: .*prometheus is required with source",
+        ),
+        ({"autoscaling": {"prometheus": {"url": "http://me:secret@p"}}}, r"spec\.autoscaling\.prometheus\.url: "),
+        (
+            {"autoscaling": {"ratio": {"minPrefillPerDecode": 2, "maxPrefillPerDecode": 1}}},
+            r"minPrefillPerDecode must not be greater",
+        ),
+        (
+            {"router": {"replicas": 2, "autoscaling": {"maxReplicas": 3}}},
+            r"spec\.router: .*an autoscaling with maxReplicas above 0 exclude",
+        ),
+        ({"router": {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}}, r"spec\.router\.autoscaling: "),
         ({"mode": "Split"}, r"spec\.mode: Input should be 'Disaggregated', 'Aggregated' or 'Auto'"),
     ],
 )
@@ -119,6 +168,24 @@ def test_absent_images_come_from_the_operator() -> None:
     """An image of the author stays; an absent one is filled in."""
     spec = InferencePool.parse(_pool(engine={"image": "own:1"})).spec.with_images(engine="e:1", router="r:1")
     assert (spec.engine.image, spec.router.image) == ("own:1", "r:1")
+
+
+def test_sizes_of_demand_replace_those_of_the_spec() -> None:
+    """What is built has the sizes that demand asks for; absent ones stay, and the pool itself is not changed."""
+    spec = InferencePool.parse(_pool(prefill={"autoscaling": {"minReplicas": 2}})).spec
+    assert (spec.prefill.desired_replicas, spec.prefill.most_replicas) == (2, 8)  # type: ignore[union-attr]
+    sized = spec.with_sizes({Role.PREFILL: 5, Role.ROUTER: 3})
+    assert sized.role(Role.PREFILL).desired_replicas == 5
+    assert (sized.decode.desired_replicas, sized.router.desired_replicas) == (1, 3)
+    assert spec.role(Role.PREFILL).desired_replicas == 2
+    aggregated = InferencePool.parse({**_pool(), "spec": {"model": {"id": "m"}, "mode": "Aggregated", "decode": {}}})
+    assert aggregated.spec.with_sizes({Role.AGGREGATED: 4}).decode.desired_replicas == 4
+
+
+def test_a_latency_takes_its_target_from_the_slo() -> None:
+    """Ttft and Itl without a target follow spec.slo."""
+    fields = {"slo": {"ttftMilliseconds": 500}, **_signal(type="Ttft")}
+    assert InferencePool.parse(_pool(**fields), strict=True).spec.slo_of(SignalType.TTFT) == 500
 
 
 def test_a_role_is_found_by_its_name() -> None:

@@ -86,6 +86,13 @@ class Reason(StrEnum):
     """One replica needs more accelerators than a node of its hardware profile has."""
     MAX_GPUS_EXCEEDED = "MaxGpusExceeded"
     """The replicas need more accelerators than spec.maxGpus allows."""
+    # ScalingActive
+    SCALING = "Scaling"
+    """Every autoscaled role has a signal to act on; the message names signals that are missing all the same."""
+    SIGNALS_UNKNOWN = "SignalsUnknown"
+    """A role has no known signal, and holds its size; the message names the source."""
+    GPU_METRICS_UNATTRIBUTED = "GpuMetricsUnattributed"
+    """Series of GPUs exist, and none of them names a pod of the pool."""
     # Advisory
     NOTHING_TO_NOTE = "NothingToNote"
     """There is nothing to say."""
@@ -95,6 +102,29 @@ class Reason(StrEnum):
     """The spec asks for an object whose kind the cluster does not have; it is made when the kind appears."""
     ENGINE_SETTING = "EngineSetting"
     """A setting of the engine works, and is probably not what its author wants."""
+
+
+class SizeReason(StrEnum):
+    """Why a role has its size, besides the name of the signal that asks for it: `status.<role>.reason`."""
+
+    MIN_REPLICAS = "MinReplicas"
+    """Nothing was measured yet, and the size is the smallest that is allowed, or was below it."""
+    MAX_REPLICAS = "MaxReplicas"
+    """The size was above the largest that is allowed."""
+    MAX_GPUS = "MaxGpus"
+    """The pool may have fewer accelerators than its roles ask for, and the other role needs them more."""
+    RATIO = "Ratio"
+    """The bounds of prefill replicas per decode replica."""
+    PAUSED = "Paused"
+    """The size is held because the spec says so."""
+    SIGNALS_UNKNOWN = "SignalsUnknown"
+    """No signal is known, and the size is held."""
+    GPU_METRICS_UNATTRIBUTED = "GpuMetricsUnattributed"
+    """The only signal is one of GPUs, and no series of it names a pod of the pool; the size is held."""
+    WAKING = "Waking"
+    """Requests wait at the router of a pool that was at zero."""
+    SCALED_TO_ZERO = "ScaledToZero"
+    """Nothing was asked for, for as long as the role may wait before it shrinks."""
 
 
 class Condition(ApiModel):

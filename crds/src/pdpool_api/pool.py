@@ -25,6 +25,8 @@ from pdpool_api.role_spec import (
     RoleSpec,
 )
 from pdpool_api.router_spec import Monitoring, Router
+from pdpool_api.scaling_spec import PROMETHEUS_SIGNALS, REFUSED_SIGNALS, Autoscaling, SignalType, Slo
+from pdpool_api.scaling_spec import words as signal_words
 from pdpool_api.schema import MAX_ITEMS, ApiModel, EnvVars, PullSecrets, Quantity, rule, rules
 from pdpool_api.served_model import Model, ModelShape
 
@@ -38,6 +40,9 @@ _PREFILL_NEEDED_RULE: Final = "prefill is required in mode Disaggregated"
 _PREFILL_REFUSED_RULE: Final = "prefill must be absent in mode Aggregated: spec.decode describes the one role"
 _TENSOR_RULE: Final = "prefill.parallelism.tensor and decode.parallelism.tensor must divide one another"
 _PIPELINE_RULE: Final = "decode.parallelism.pipeline must be 1: a decode engine cannot take KV in stages"
+_ZERO_RULE: Final = "minReplicas 0 is for both roles together: one role alone serves nothing"
+_PROMETHEUS_RULE: Final = "signals of GPUs and PrometheusQuery need spec.autoscaling.prometheus"
+_SLO_RULE: Final = "signals Ttft and Itl need a target, or the one of spec.slo"
 
 Word = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:/^-]+$")]
 
@@ -123,6 +128,51 @@ class Transfer(ApiModel):
     """What decode does when KV cannot be pulled: fail the request, or compute the prompt itself."""
 
 
+def _signals(field: str, condition: str) -> str:
+    """CEL: a condition `s` holds for every signal of a role."""
+    path = f"self.{field}"
+    given = f"!has({path}.autoscaling) || !has({path}.autoscaling.signals)"
+    guard = f"!has({path}) || {given}" if field == "prefill" else given
+    return f"{guard} || {path}.autoscaling.signals.all(s, {condition})"
+
+
+def _wrong_role(role: Role) -> str:
+    return f"signals {', '.join(REFUSED_SIGNALS[role])} are not for {role}"
+
+
+def _scaling_rules() -> list[dict[str, str]]:
+    at_zero = "(has(self.{0}.autoscaling) && self.{0}.autoscaling.minReplicas == 0)"
+    of_prometheus = signal_words(PROMETHEUS_SIGNALS)
+    slo = "has(s.target) || (has(self.slo) && (s.type == '{}' ? has(self.slo.ttftMilliseconds) : {}))".format(
+        SignalType.TTFT.value, "has(self.slo.itlMilliseconds)"
+    )
+    found = [
+        rule(
+            f"!has(self.prefill) || {at_zero.format('prefill')} == {at_zero.format('decode')}",
+            _ZERO_RULE,
+            fieldPath=".decode.autoscaling",
+        ),
+        rule(
+            _signals("prefill", f"!(s.type in {signal_words(REFUSED_SIGNALS[Role.PREFILL])})"),
+            _wrong_role(Role.PREFILL),
+            fieldPath=".prefill.autoscaling.signals",
+        ),
+        rule(
+            "self.mode != 'Disaggregated' || "
+            + _signals("decode", f"!(s.type in {signal_words(REFUSED_SIGNALS[Role.DECODE])})"),
+            _wrong_role(Role.DECODE),
+            fieldPath=".decode.autoscaling.signals",
+        ),
+    ]
+    for field in ("prefill", "decode"):
+        path = f".{field}.autoscaling.signals"
+        has_prometheus = "(has(self.autoscaling) && has(self.autoscaling.prometheus))"
+        known = _signals(field, f"!(s.type in {of_prometheus})")
+        found.append(rule(f"{has_prometheus} || {known}", _PROMETHEUS_RULE, fieldPath=path))
+        found.append(rule(_signals(field, slo), _SLO_RULE, fieldPath=path))
+    return found
+
+
 class InferencePoolSpec(ApiModel):
     """What the pool should be."""
 
@@ -151,6 +201,7 @@ class InferencePoolSpec(ApiModel):
                 _PIPELINE_RULE,
                 fieldPath=".decode.parallelism.pipeline",
             ),
+            *_scaling_rules(),
         )
     )
 
@@ -168,6 +219,10 @@ class InferencePoolSpec(ApiModel):
     """The role that makes the tokens; in mode Aggregated the one role that does all."""
     max_gpus: Annotated[int, Field(ge=1, le=100_000, json_schema_extra={"format": "int32"})] | None = None
     """Most accelerators of all engines together, surge included. Absent: no cap."""
+    autoscaling: Autoscaling = Autoscaling()
+    """Where the signals of autoscaled roles come from, and how often sizes are decided."""
+    slo: Slo | None = None
+    """What users of the pool should see."""
     router: Router = Router()
     """The router in front of the engines: one OpenAI-compatible URL for the pool."""
     monitoring: Monitoring = Monitoring()
@@ -188,6 +243,30 @@ class InferencePoolSpec(ApiModel):
         if decode.pipeline != 1:
             raise ValueError(_PIPELINE_RULE)
         return self
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        """The rules of the schema again, for files."""
+        of_role = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
+        scaled = {role: each.autoscaling for role, each in of_role.items() if each is not None}
+        if len({each is not None and each.min_replicas == 0 for each in scaled.values()}) > 1:
+            raise ValueError(_ZERO_RULE)
+        for role, each in scaled.items():
+            types = {signal.type for signal in each.signals} if each is not None else set()
+            if types & set(REFUSED_SIGNALS[role]) and (role is Role.PREFILL or self.mode == "Disaggregated"):
+                raise ValueError(_wrong_role(role))
+            if types & set(PROMETHEUS_SIGNALS) and self.autoscaling.prometheus is None:
+                raise ValueError(_PROMETHEUS_RULE)
+            for signal in each.signals if each is not None else ():
+                if signal.target is None and self.slo_of(signal.type) is None:
+                    raise ValueError(_SLO_RULE)
+        return self
+
+    def slo_of(self, signal: SignalType) -> float | None:
+        """What spec.slo says about a latency, in milliseconds."""
+        if self.slo is None:
+            return None
+        return self.slo.ttft_milliseconds if signal is SignalType.TTFT else self.slo.itl_milliseconds
 
     def role(self, role: Role) -> RoleSpec:
         """The spec of an engine role; `aggregated` is described by spec.decode.
@@ -213,6 +292,17 @@ class InferencePoolSpec(ApiModel):
                 "router": self.router.model_copy(update={"image": self.router.image or router}),
             }
         )
+
+    def with_sizes(self, sizes: Mapping[Role, int]) -> Self:
+        """The spec with the sizes that demand asks for in the place of what it says itself; absent roles stay."""
+        decode = Role.DECODE if self.disaggregated else Role.AGGREGATED
+        fields = {"prefill": Role.PREFILL, "decode": decode, "router": Role.ROUTER}
+        update = {
+            field: getattr(self, field).model_copy(update={"replicas": sizes[role]})
+            for field, role in fields.items()
+            if role in sizes and getattr(self, field) is not None
+        }
+        return self.model_copy(update=update)
 
     def in_mode(self, mode: Literal["Disaggregated", "Aggregated"]) -> Self:
         """The spec with mode Auto replaced by what was decided; the role that is not used is left out."""

@@ -31,6 +31,8 @@ class RoleStatus(ApiModel):
     """Why the size is what it is, in CamelCase."""
     message: Annotated[str, Field(max_length=32_768)] = ""
     """The same, for a person."""
+    last_scale_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """When demand last changed the size."""
 
     @computed_field(  # type: ignore[prop-decorator]
         description="Ready and desired replicas in one word, as 2/3, for `kubectl get`.",

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from pdpool_api.names import GROUP
+from pdpool_api.scaling_spec import RoleAutoscaling
 from pdpool_api.schema import (
     MAX_ITEMS,
     Affinity,
@@ -34,6 +35,7 @@ MAX_DATA_PARALLEL: Final = 32
 DAY_S: Final = 86_400
 
 _ROLLOUT_RULE: Final = "maxSurge and maxUnavailable must not both be 0: no replica could ever be replaced"
+_SIZE_RULE: Final = "replicas and autoscaling exclude one another: a size is fixed, or follows demand"
 _RESERVED_LABELS: Final = [
     f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "part-of", "managed-by")
 ]
@@ -171,8 +173,21 @@ class DisruptionBudget(ApiModel):
 class RoleSpec(ApiModel):
     """One role: how many replicas, on what, and how their engine is started."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.replicas) || !has(self.autoscaling)",
+                _SIZE_RULE,
+                fieldPath=".autoscaling",
+                reason="FieldValueForbidden",
+            )
+        )
+    )
+
     replicas: Count | None = None
     """Fixed number of replicas. Default: 1."""
+    autoscaling: RoleAutoscaling | None = None
+    """The size follows demand instead of being fixed."""
     hardware: Hardware | None = None
     """Hardware profile. Absent: accelerators of the resource nvidia.com/gpu."""
     parallelism: Parallelism = Parallelism()
@@ -192,7 +207,26 @@ class RoleSpec(ApiModel):
     disruption_budget: DisruptionBudget = DisruptionBudget()
     """What a voluntary disruption may take."""
 
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        """The rule of the schema again, for files."""
+        if self.replicas is not None and self.autoscaling is not None:
+            raise ValueError(_SIZE_RULE)
+        return self
+
     @property
     def desired_replicas(self) -> int:
-        """Replicas, the default applied."""
-        return 1 if self.replicas is None else self.replicas
+        """Replicas, the default applied; what demand asks for is put in with `InferencePoolSpec.with_sizes`."""
+        if self.replicas is not None:
+            return self.replicas
+        return 1 if self.autoscaling is None else self.autoscaling.min_replicas
+
+    @property
+    def fewest_replicas(self) -> int:
+        """Replicas that must have room: the fixed size, or the least that serves."""
+        return self.desired_replicas if self.autoscaling is None else max(1, self.autoscaling.min_replicas)
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that there may be."""
+        return self.desired_replicas if self.autoscaling is None else self.autoscaling.max_replicas

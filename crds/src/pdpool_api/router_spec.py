@@ -11,11 +11,14 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from pdpool_api.role_spec import DAY_S, VALID_KEYS, PodTemplate
+from pdpool_api.scaling_spec import RouterAutoscaling
 from pdpool_api.schema import MAX_ITEMS, ApiModel, Resources, rule, rules
 from pdpool_api.served_model import ObjectName
 
 _SALT_RULE: Final = "saltSecretRef needs apiKeysSecretRef: a salt belongs to a key's name"
 _TENANTS_RULE: Final = "tenants need auth.apiKeysSecretRef: a tenant is known by its key"
+
+_SIZE_RULE: Final = "replicas and an autoscaling with maxReplicas above 0 exclude one another"
 
 Port = Annotated[int, Field(ge=1, le=65_535, json_schema_extra={"format": "int32"})]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
@@ -166,15 +169,23 @@ class Router(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
+                "!has(self.replicas) || !has(self.autoscaling) || self.autoscaling.maxReplicas == 0",
+                _SIZE_RULE,
+                fieldPath=".autoscaling",
+                reason="FieldValueForbidden",
+            ),
+            rule(
                 "!has(self.tenants) || self.tenants.size() == 0 || (has(self.auth) && has(self.auth.apiKeysSecretRef))",
                 _TENANTS_RULE,
                 fieldPath=".tenants",
-            )
+            ),
         )
     )
 
     replicas: Annotated[int, Field(ge=1, le=256, json_schema_extra={"format": "int32"})] | None = None
     """Number of replicas. Default: 1."""
+    autoscaling: RouterAutoscaling | None = None
+    """The number of routers follows the requests in flight instead of being fixed."""
     image: Annotated[str, Field(max_length=512, pattern=r"^\S*$")] = ""
     """Image of the router. Default: the operator's --router-image."""
     resources: Resources | None = None
@@ -213,10 +224,24 @@ class Router(ApiModel):
             raise ValueError("tenants name each key once")
         return self
 
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        """The rule of the schema again, for files."""
+        if self.replicas is not None and self.scaled is not None:
+            raise ValueError(_SIZE_RULE)
+        return self
+
+    @property
+    def scaled(self) -> RouterAutoscaling | None:
+        """How the number follows demand; None: it is fixed."""
+        return self.autoscaling if self.autoscaling is not None and self.autoscaling.max_replicas else None
+
     @property
     def desired_replicas(self) -> int:
-        """Replicas, the default applied."""
-        return 1 if self.replicas is None else self.replicas
+        """Replicas, the default applied; what demand asks for is put in with `InferencePoolSpec.with_sizes`."""
+        if self.replicas is not None:
+            return self.replicas
+        return 1 if self.scaled is None else self.scaled.min_replicas
 
 
 class Monitoring(ApiModel):

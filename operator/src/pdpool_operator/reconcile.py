@@ -17,7 +17,7 @@ import structlog
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
-from pdpool_operator import autoscale, intent, rollout
+from pdpool_operator import intent, rollout
 from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
 from pdpool_operator.status import status
 
@@ -75,7 +75,7 @@ def next_plan(observed: Observed, images: Images, operator_namespace: str | None
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
-    return rollout.next_step(observed, autoscale.tick(observed, desired))
+    return rollout.next_step(observed, desired)
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

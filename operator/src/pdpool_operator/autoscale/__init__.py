@@ -1,16 +1,27 @@
-"""The sizes of the roles.
+"""The sizes of the roles: what demand asks for, within what the spec allows.
 
-Boundary: pure; it never calls the API. Sizes are fixed so far: what the spec asks for passes through.
+Boundary: pure; it never calls the API and knows no clock. `tick` is the whole of it: an `Observation` (`measures`), a
+`Memory` and `Limits` in, a `Decision` out. A new signal is one file in `signals`.
 """
 
-from __future__ import annotations
+from pdpool_operator.autoscale.limits import Limits, RoleLimits, Target, limits
+from pdpool_operator.autoscale.measures import Measure, Observation, PodReading, RoleReading, Source
+from pdpool_operator.autoscale.memory import Memory, RoleMemory
+from pdpool_operator.autoscale.tick import Decision, interval_s, tick
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pdpool_operator.records import Desired, Observed
-
-
-def tick(_observed: Observed, desired: Desired) -> Desired:
-    """The desired state with the sizes that demand asks for: here, those of the spec."""
-    return desired
+__all__ = [
+    "Decision",
+    "Limits",
+    "Measure",
+    "Memory",
+    "Observation",
+    "PodReading",
+    "RoleLimits",
+    "RoleMemory",
+    "RoleReading",
+    "Source",
+    "Target",
+    "interval_s",
+    "limits",
+    "tick",
+]

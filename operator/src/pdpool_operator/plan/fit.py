@@ -102,20 +102,22 @@ def _kv(spec: InferencePoolSpec, role: Role, known: models.ModelFacts) -> tuple[
 
 
 def _cap(spec: InferencePoolSpec) -> str:
-    if spec.max_gpus is None:
+    most = spec.max_gpus
+    if most is None:
         return ""
+    spec = spec.with_sizes({role: spec.role(role).fewest_replicas for role in spec.roles})
     wanted = accelerators.of_pool(spec)
     parts = " + ".join(
         f"{role} {spec.role(role).desired_replicas} x {accelerators.of_replica(spec, role)}" for role in spec.roles
     )
-    if wanted > spec.max_gpus:
-        return f"spec.maxGpus: {parts} = {wanted} accelerators, more than {spec.max_gpus}"
+    if wanted > most:
+        return f"spec.maxGpus: {parts} = {wanted} accelerators, more than {most}"
     room = accelerators.surges(spec)
     stuck = [role for role in spec.roles if not room[role] and not spec.role(role).rollout.max_unavailable]
     if stuck and any(accelerators.of_replica(spec, role) for role in stuck):
         named = " and ".join(stuck)
         return (
-            f"spec.maxGpus: {parts} = {wanted} accelerators leave no room under {spec.max_gpus} for a surge of {named},"
+            f"spec.maxGpus: {parts} = {wanted} accelerators leave no room under {most} for a surge of {named},"
             " whose rollout.maxUnavailable is 0"
         )
     return ""

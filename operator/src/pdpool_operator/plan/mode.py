@@ -68,7 +68,7 @@ def _by_rule(spec: InferencePoolSpec) -> tuple[Mode, Remark | None]:
     if not models.facts(spec.model).known:
         words = f"mode Auto is Aggregated: the sizes of {spec.model.id} are not known (spec.model.shape can tell them)"
         return "Aggregated", Remark(Reason.MODEL_UNKNOWN, words)
-    total = accelerators.of_pool(spec)
+    total = accelerators.of_pool(spec.with_sizes({role: spec.role(role).most_replicas for role in spec.roles}))
     count = total if spec.max_gpus is None else min(total, spec.max_gpus)
     on_nvlink = all(_has_nvlink(spec, role) for role in (Role.PREFILL, Role.DECODE))
     is_fast = on_nvlink or spec.transfer.rdma is not None
@@ -86,6 +86,7 @@ def _inputs(spec: InferencePoolSpec) -> str:
         "model": spec.model.model_dump(mode="json", exclude={"served_names", "token_secret_ref", "cache", "adapters"}),
         "transfer": spec.transfer.model_dump(mode="json"),
         "maxGpus": spec.max_gpus,
+        **({"slo": spec.slo.model_dump(mode="json")} if spec.slo is not None else {}),
         "roles": {
             name: None
             if role is None

@@ -1,0 +1,73 @@
+"""What a signal asks for: the total over a role's replicas, twice.
+
+Boundary: pure. A pod without metrics counts as 0 when growth is decided and as exactly on target when shrinkage is, so
+that what is not known neither grows nor shrinks a role.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pdpool_api.names import Role
+    from pdpool_operator.autoscale.measures import Measure, PodReading, RoleReading
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a signal may look at: one role, and what the routers say of the pool."""
+
+    role: Role
+    reading: RoleReading
+    gateway: Mapping[Measure, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The total of a signal's quantity over all replicas of a role."""
+
+    known: float
+    """What was read."""
+    cautious: float
+    """What was read, and what may be hidden in pods that told nothing."""
+    words: str
+    """Total and target, for a person."""
+
+
+def over_pods(
+    view: View, target: float, value: Callable[[PodReading], float | None], noun: str, *, extra: float | None = None
+) -> Demand | None:
+    """The sum over the pods that stay; None: nobody told anything.
+
+    Args:
+        view: the role.
+        target: what one replica should have.
+        value: of one pod; None: unknown.
+        noun: what is counted.
+        extra: what no pod has yet; None: unknown.
+    """
+    values = [(pod, value(pod)) for pod in view.reading.staying]
+    found = [each for _, each in values if each is not None]
+    if not found and (extra is None or view.reading.ready):
+        return None
+    known = math.fsum(found) + (extra or 0.0)
+    hidden = sum(1 for pod, each in values if each is None and pod.ready)
+    return Demand(known, known + hidden * target, f"{amount(known)} {noun} / {amount(target)} per replica")
+
+
+def from_latency(view: View, target_ms: float, value_ms: float | None, name: str) -> Demand | None:
+    """Latency times the replicas that produced it; None: there was no traffic, or no replica."""
+    ready = view.reading.ready
+    if value_ms is None or not ready:
+        return None
+    total = value_ms * ready
+    return Demand(total, total, f"{name} {amount(value_ms)} ms with {ready} ready / {amount(target_ms)} ms")
+
+
+def amount(value: float) -> str:
+    """A number for a person: whole, or three digits."""
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"  # noqa: PLR2004 - three digits
