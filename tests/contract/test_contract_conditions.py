@@ -78,8 +78,8 @@ def test_every_type_and_reason_is_documented_for_users() -> None:
     """`docs/conditions.md` lists exactly what the code knows."""
     page = (Path(__file__).parents[2] / "docs/conditions.md").read_text()
     types, rest = page.split("## Reasons")
-    reasons, rest = rest.split("## Events")
-    _, sizes = rest.split("## Why a role has its size")
+    reasons, rest = rest.split("## Why a role has its size")
+    sizes, _ = rest.split("## Events")
     assert re.findall(r"^\| `(\w+)`", types, re.MULTILINE) == [kind.value for kind in ConditionType]
     assert re.findall(r"^\| `(\w+)`", reasons, re.MULTILINE) == [reason.value for reason in Reason]
     assert re.findall(r"^\| `(\w+)`", sizes, re.MULTILINE) == [reason.value for reason in SizeReason]
