@@ -1,6 +1,6 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
-    observe → plan (mode, fit) → build.desired → rollout.next_step → autoscale.tick → refusals → apply → status
+    observe → plan (mode, fit) → sizes of the last tick → build.desired → rollout.next_step → refusals → apply → status
     → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
