@@ -93,3 +93,8 @@ peers: install ## Install the peers that benchmarks run beside us
 .PHONY: bench-router
 bench-router: install peers ## CPU per request and per chunk beside a peer (QUICK=1, JSON=file)
 	@$(PY) -m e2e.bench.router
+
+.PHONY: bench-sim
+bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TRACE=file, QUICK=1, JSON=file, PLOT=file)
+	@PDPOOL_BENCH=--all-groups tools/install
+	@$(PY) -m pdpool_sim.bench
