@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import h11
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdpool_api.names import Role
-from pdpool_router.edge.server import Connection
+from pdpool_router.edge.connection import Connection
 from pdpool_router.faults import BodyTooLarge, EngineFault, Fault
 from pdpool_router.forward.framing import chunk
-from pdpool_router.forward.transport import Transport, Upstream
+from pdpool_router.forward.transport import Transport
+from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.records import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable
 
     from pdpool_router.edge.exchange import Exchange
     from pdpool_router.forward.framing import Head
@@ -63,12 +62,6 @@ class Wire:
         return self.closed
 
 
-class Ended:
-    """Stands where a task would: the application here never waits."""
-
-    def cancel(self) -> None: ...
-
-
 class Desk:
     """A server with an application that notes each request and answers it at once."""
 
@@ -77,7 +70,6 @@ class Desk:
     def __init__(self, limit: int = 1000) -> None:
         self.connections: set[Connection] = set()
         self.application = self
-        self.loop = self
         self.limit = limit
         self.seen: list[tuple[bytes, bytes, bytes]] = []
 
@@ -85,26 +77,21 @@ class Desk:
         exchange.body_limit = self.limit
         return BodyTooLarge("too long") if exchange.content_length > self.limit else None
 
-    def __call__(self, exchange: Exchange) -> Awaitable[None]:
-        return self._serve(exchange)
-
-    async def _serve(self, exchange: Exchange) -> None:
+    def serve(self, exchange: Exchange) -> None:
         if exchange.refusal is not None:
             exchange.fail(exchange.refusal)
-            return
-        self.seen.append((exchange.method, exchange.path, exchange.body))
-        exchange.answer(200, b"{}")
+        else:
+            self.seen.append((exchange.method, exchange.path, exchange.body))
+            exchange.answer(200, b"{}")
+        exchange.end()
 
-    def create_task(self, coroutine: Coroutine[Any, Any, None]) -> Ended:
-        with pytest.raises(StopIteration):
-            coroutine.send(None)
-        return Ended()
+    def ended(self, exchange: Exchange) -> None: ...
 
 
 def served(pieces: list[bytes], limit: int = 1000) -> tuple[Desk, Wire]:
     """What a server sees of some bytes, and what it writes."""
     desk, wire = Desk(limit), Wire()
-    connection = Connection(desk)  # type: ignore[arg-type]
+    connection = Connection(desk)
     connection.connection_made(wire)  # type: ignore[arg-type]
     for piece in pieces:
         connection.data_received(piece)
@@ -191,18 +178,25 @@ class Notes:
     """A receiver that notes what it is told."""
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[Any] = asyncio.Future(loop=LOOP)
+        self.carrier: Carrier | None = None
         self.head: Head | None = None
         self.wire = b""
         self.payload = b""
         self.ended = 0
         self.faults: list[Exception] = []
 
-    def on_sent(self, upstream: Upstream) -> None: ...
-    def on_head(self, head: Head, now_s: float) -> None:
+    def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
         del now_s
         assert self.head is None
         self.head = head
+        self.wire = self.payload = body
+        self.ended += 1
+
+    def on_head(self, head: Head, upstream: Upstream, now_s: float) -> Body:
+        del upstream, now_s
+        assert self.head is None
+        self.head = head
+        return self
 
     def on_body(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
         del now_s, last
@@ -217,8 +211,6 @@ class Notes:
         self.faults.append(fault)
 
 
-LOOP = asyncio.new_event_loop()
-LOOP.close()
 ENGINE = Endpoint("u", "n", Role.DECODE, "127.0.0.1", 1)
 
 
@@ -227,7 +219,7 @@ def heard(pieces: list[bytes], *, lost: bool = False) -> tuple[Notes, Transport]
     transport, notes = Transport(), Notes()
     upstream = Upstream(transport, ENGINE)
     upstream.connection_made(Wire())  # type: ignore[arg-type]
-    upstream.send(b"", notes, total_s=0, idle_s=0)
+    upstream.send(Call(b"", notes, connect_s=1))
     for piece in pieces:
         upstream.data_received(piece)
     if lost:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pdpool_router.edge import server
+from pdpool_router.edge import connection
 from tests.router.conftest import PROMPT, RawClient, eventually, raw_post
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def test_a_long_pipeline_is_served_whole(site: MakeSite) -> None:
     """More pipelined requests than are kept at once are all answered."""
     here = await site()
     client = await raw(here)
-    count = 4 * server.MAX_PIPELINED
+    count = 4 * connection.MAX_PIPELINED
     client.send(b"".join(b"GET /health HTTP/1.1\r\nhost: r\r\nx-request-id: %d\r\n\r\n" % n for n in range(count)))
     for number in range(count):
         head, _ = await client.answer()
@@ -412,8 +412,8 @@ async def test_endless_chunk_extensions_and_trailers_are_refused(site: MakeSite,
 
 async def test_slow_headers_and_bodies_end_with_408(site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that drips its request is ended; one that is idle between requests is not."""
-    monkeypatch.setattr(server, "HEAD_S", 0.5)
-    monkeypatch.setattr(server, "BODY_SILENCE_S", 0.5)
+    monkeypatch.setattr(connection, "HEAD_S", 0.5)
+    monkeypatch.setattr(connection, "BODY_SILENCE_S", 0.5)
     here = await site()
     idle = await raw(here)
     idle.send(b"GET /v1/models HTTP/1.1\r\nhost: r\r\n\r\n")
@@ -426,7 +426,7 @@ async def test_slow_headers_and_bodies_end_with_408(site: MakeSite, monkeypatch:
     assert status_of(await body.rest()) == 408
     idle.send(b"GET /v1/models HTTP/1.1\r\nhost: r\r\n\r\n")
     assert status_of((await idle.answer())[0]) == 200
-    assert server.IDLE_S >= 75
+    assert connection.IDLE_S >= 75
 
 
 async def test_requests_above_max_concurrent_wait_for_their_turn(site: MakeSite) -> None:

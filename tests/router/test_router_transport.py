@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pdpool_api.names import Role
 from pdpool_router.faults import ConnectFailed, EngineFault, EngineReset
-from pdpool_router.forward import transport as connections
-from pdpool_router.forward.relay import Answer, Collector
+from pdpool_router.forward import upstream as connections
 from pdpool_router.forward.transport import Transport
+from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.records import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from pdpool_router.forward.framing import Head
 
     Engine = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -46,8 +48,38 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def call(transport: Transport, endpoint: Endpoint) -> Any:
-    return await transport.call(endpoint, REQUEST, Collector(), connect_s=5)
+class Waiting:
+    """A receiver that a test can wait for; results in the payload."""
+
+    def __init__(self) -> None:
+        self.carrier: Carrier | None = None
+        self.payload = b""
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
+        del head, now_s
+        self.done.set_result(body)
+
+    def on_head(self, head: Head, upstream: Upstream, now_s: float) -> Body:
+        del head, upstream, now_s
+        return self
+
+    def on_body(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
+        del wire, now_s, last
+        self.payload += payload
+
+    def on_end(self, now_s: float) -> None:
+        del now_s
+        self.done.set_result(self.payload)
+
+    def on_fault(self, fault: Exception) -> None:
+        self.done.set_exception(fault)
+
+
+async def call(transport: Transport, endpoint: Endpoint) -> bytes:
+    waiting = Waiting()
+    transport.send(endpoint, Call(REQUEST, waiting, connect_s=5))
+    return await waiting.done
 
 
 async def test_connection_of_a_probe_is_not_used_again() -> None:
@@ -115,7 +147,7 @@ async def test_only_an_idle_end_is_made_good_unseen(monkeypatch: pytest.MonkeyPa
                 await call(transport, endpoint)
             assert len(seen) == 2
         else:
-            assert isinstance(await call(transport, endpoint), Answer)
+            assert await call(transport, endpoint) == b"{}"
             assert len(seen) == 3
 
 

@@ -19,10 +19,12 @@ from pdpool_router.edge.admin import Admin
 from pdpool_router.edge.news import EndpointNews
 from pdpool_router.edge.openai import Api
 from pdpool_router.edge.server import Server
+from pdpool_router.edge.stack import Stack
 from pdpool_router.feeds import secret_files, static
 from pdpool_router.feeds.probes import Prober
 from pdpool_router.flow.admission import Admission
 from pdpool_router.flow.wake import Wake
+from pdpool_router.forward.choice import Choice
 from pdpool_router.forward.handoff import Forwarder
 from pdpool_router.forward.transport import Transport
 from pdpool_router.records import Life
@@ -57,13 +59,17 @@ class Router:
         self.telemetry: Final = Telemetry()
         self.endpoints: Final = Endpoints(Inflight(), clock=monotonic)
         self.transport: Final = Transport()
+        self._choice = Choice(
+            POLICIES[config.routing.policy](),
+            self.endpoints,
+            rng or random.Random(),  # noqa: S311 - choices need no secrecy
+        )
         self._forwarder = Forwarder(
             transport=self.transport,
             endpoints=self.endpoints,
-            policy=POLICIES[config.routing.policy](),
+            choice=self._choice,
             telemetry=self.telemetry,
             config=config,
-            rng=rng or random.Random(),  # noqa: S311 - choices need no secrecy
         )
         self.admission: Final = Admission(config.limits, {}, clock=monotonic, queued=self.telemetry.queued)
         self._wake: Final = Wake()
@@ -94,7 +100,7 @@ class Router:
             OSError: a port cannot be opened.
         """
         loop = asyncio.get_running_loop()
-        self.server = Server(self.api, loop)
+        self.server = Server(Stack(self.api, self.telemetry), loop)
         self.endpoints.on_gone(self.transport.drop)
         self._follow(None)
         self._ticker.add(self.transport.sweep)
@@ -120,7 +126,7 @@ class Router:
             self._tls = tls_now
         old, self.config = self.config, config
         if config.routing.policy != old.routing.policy:
-            self._forwarder.policy = POLICIES[config.routing.policy]()
+            self._choice.policy = POLICIES[config.routing.policy]()
         self._forwarder.config = config
         self.api.configure(config, _access(config, files))
         self._secret_files.follow(config, files)

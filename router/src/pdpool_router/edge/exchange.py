@@ -1,7 +1,8 @@
 """One request of a client and the one answer to it.
 
 Boundary: what the layers above need to read and may write; the connection beneath orders exchanges and owns the
-socket. It is the `Sink` of the relay. An answer is begun at most once, and a break is visible as such to the client.
+socket. It is the `Sink` of the forwarder. An answer is begun at most once, a break is visible as such to the client,
+and a request ends once: by `end`, or because its client leaves.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 from email.utils import formatdate
 from http import HTTPStatus
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
 
 from pdpool_api.names import HEADER_PREFILL, HEADER_REQUEST_ID
 from pdpool_router.edge import errors
+from pdpool_router.faults import Fault
 
 if TYPE_CHECKING:
     from pdpool_router.edge.access import Client
-    from pdpool_router.edge.server import Connection
-    from pdpool_router.faults import Fault
+    from pdpool_router.edge.connection import Connection
+    from pdpool_router.flow.admission import Ticket
     from pdpool_router.forward.framing import Head
-    from pdpool_router.forward.transport import Upstream
+    from pdpool_router.forward.upstream import Upstream
 
 _STATUS_LINE: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -35,6 +39,15 @@ _CONNECTION: Final = {
 }
 _EVENT_STREAM: Final = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
 _JSON: Final = b"content-type: application/json\r\n"
+CLIENT_LEFT: Final = 499
+_log = structlog.get_logger("pdpool_router")
+
+
+class Work(Protocol):
+    """What serves a request at present."""
+
+    def cancel(self) -> None:
+        """The client left: gives back all that is held, and tells nothing more."""
 
 
 class Exchange:
@@ -52,6 +65,11 @@ class Exchange:
     arrived_s = 0.0
     begun = False
     status = 0
+    """What counts as the answer's: also where it never was written."""
+    work: Work | None = None
+    """What serves it beyond the call that began it; cancelled when the client leaves."""
+    ticket: Ticket | None = None
+    """Its admission; None: not asked for."""
     model = "other"
     client: Client | None = None
     """Who asks; known once the head was judged, None where nobody was asked who they are."""
@@ -77,6 +95,11 @@ class Exchange:
         head = self._head(status, header_lines, b"content-length: %d\r\n" % len(body))
         self.write(head if self.method == b"HEAD" else head + body)
 
+    def reply(self, status: int, body: bytes) -> None:
+        """Writes a whole answer, and that is all."""
+        self.answer(status, body)
+        self.end()
+
     def relay_answer(self, head: Head, body: bytes) -> None:
         """Writes an engine's whole answer."""
         self.answer(head.status, body, header_lines=head.passed)
@@ -84,7 +107,7 @@ class Exchange:
     def begin(self, head: Head, first: bytes, *, length: int | None) -> None:
         """See `Sink`."""
         lines = head.passed
-        if head.content_type.startswith(b"text/event-stream"):
+        if head.events:
             lines += _EVENT_STREAM
         if length is not None:
             framing = b"content-length: %d\r\n" % length
@@ -95,21 +118,40 @@ class Exchange:
             framing = b""
         self.write(self._head(head.status, lines, framing) + first)
 
-    def fail(self, fault: Fault) -> None:
-        """Writes a fault as the answer; where one is begun, breaks it."""
+    def fail(self, fault: Exception) -> None:
+        """Writes a fault as the answer; where one is begun, breaks it.
+
+        What is no `Fault` is a defect of the router's own.
+        """
+        if not isinstance(fault, Fault):
+            # Neither text nor locals of the exception: they may hold parts of the request.
+            _log.error("request failed by a defect", kind=type(fault).__name__, where=_where(fault))
         if self.begun:
             self.abort()
-            return
-        self.answer(errors.shape(fault).status, errors.body(fault), header_lines=_JSON + errors.header_lines(fault))
+        elif isinstance(fault, Fault):
+            self.answer(errors.shape(fault).status, errors.body(fault), header_lines=_JSON + errors.header_lines(fault))
+        else:
+            self.answer(500, errors.INTERNAL_ERROR)
+
+    def end(self) -> None:
+        """See `Sink`."""
+        self.work = None
+        self._connection.ended(self)
+
+    def leave(self) -> None:
+        """The client is gone before the end."""
+        self.status = CLIENT_LEFT
+        if self.work is not None:
+            self.work.cancel()
 
     def abort(self) -> None:
         """See `Sink`."""
         self._connection.abort()
 
-    def feeds_from(self, upstream: Upstream | None) -> None:
+    def feeds_from(self, upstream: Upstream) -> None:
         """See `Sink`."""
         self._connection.feed = upstream
-        if upstream is not None and self._connection.writing_paused:
+        if self._connection.writing_paused:
             upstream.pause()
 
     def error_event(self, fault: Fault) -> bytes:
@@ -143,3 +185,12 @@ def _date(now_s: int) -> bytes:
     global _dated  # noqa: PLW0603 - a cache of one value
     _dated = (now_s, formatdate(now_s, usegmt=True).encode())
     return _dated[1]
+
+
+def _where(fault: BaseException) -> str:
+    step = fault.__traceback__
+    if step is None:
+        return "?"
+    while step.tb_next is not None:
+        step = step.tb_next
+    return f"{step.tb_frame.f_code.co_qualname}:{step.tb_lineno}"

@@ -6,7 +6,7 @@ else is ever sent to an engine, so that no spelling reaches an engine's own rout
 
 from __future__ import annotations
 
-from time import monotonic, time
+from time import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -15,7 +15,6 @@ import msgspec
 from pdpool_api.engines.vllm import legs
 from pdpool_api.names import HEADER_REQUEST_ID
 from pdpool_router.edge.access import own_salt
-from pdpool_router.edge.stack import stacked
 from pdpool_router.faults import (
     BadRequest,
     BodyTooLarge,
@@ -28,12 +27,14 @@ from pdpool_router.faults import (
     UnknownRoute,
 )
 from pdpool_router.flow.admission import Share
-from pdpool_router.forward.handoff import Forwarder, Job, Outcome
+from pdpool_router.forward.errand import Errand
+from pdpool_router.forward.handoff import Forwarder, Job, Journey
 from pdpool_router.records import Request, Unplaced
 from pdpool_router.schedule.disaggregate import candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import asyncio
+    from collections.abc import Callable
 
     from pdpool_api.router_config import RouterConfig
     from pdpool_router.edge.access import Access, Client
@@ -58,15 +59,41 @@ _MODELS_PREFIX: Final = b"/v1/models/"
 _encode = msgspec.json.Encoder().encode
 
 
+class _InLine:
+    """A request that waits for its turn."""
+
+    def __init__(self, exchange: Exchange, work: Journey | Errand, turn: asyncio.Future[None]) -> None:
+        self._exchange = exchange
+        self._work = work
+        self._left = False
+        turn.add_done_callback(self._on_turn)
+
+    def cancel(self) -> None:
+        """See `Work`: the place in line itself is given back with the ticket."""
+        self._left = True
+
+    def _on_turn(self, turn: asyncio.Future[None]) -> None:
+        fault = turn.exception()
+        if self._left:
+            return
+        if fault is not None:
+            assert isinstance(fault, Exception)
+            self._exchange.fail(fault)
+            self._exchange.end()
+            return
+        self._exchange.work = self._work
+        self._work.start()
+
+
 class _Path(NamedTuple):
     methods: tuple[bytes, ...]
-    handler: Callable[[Exchange], Awaitable[None]]
+    handler: Callable[[Exchange], None]
     route: legs.Route | None = None
     needs_key: bool = True
 
 
 class Api:
-    """The application of the API port."""
+    """The routes of the API port."""
 
     def __init__(
         self,
@@ -94,7 +121,6 @@ class Api:
             b"/v1/messages/count_tokens": _Path(_POST, self._pass_on),
         }
         self._one_model: Final = _Path(_GET, self._model)
-        self._serve: Final = stacked(self._dispatch, telemetry)
 
     def configure(self, config: RouterConfig, access: Access) -> None:
         """Takes over a configuration, and who may ask; requests in hand keep what they began with."""
@@ -111,11 +137,7 @@ class Api:
         for name in access.anybody.names:  # a gauge that is absent would be unknown, not 0
             self._telemetry.queued.setdefault(name, 0)
 
-    # --- Application ---------------------------------------------------------------------------------------------
-    def __call__(self, exchange: Exchange) -> Awaitable[None]:
-        """See `Application`."""
-        return self._serve(exchange)
-
+    # --- Routes --------------------------------------------------------------------------------------------------
     def screen(self, exchange: Exchange) -> Fault | None:
         """See `Application`."""
         if exchange.path.startswith(b"http://"):
@@ -148,12 +170,18 @@ class Api:
             return self._one_model
         return found
 
-    def _dispatch(self, exchange: Exchange) -> Awaitable[None]:
+    def dispatch(self, exchange: Exchange) -> None:
+        """See `Routes`."""
         if exchange.refusal is not None:
             raise exchange.refusal
         path = self._path(exchange.path)
         assert path is not None
-        return path.handler(exchange)
+        path.handler(exchange)
+
+    def ended(self, exchange: Exchange) -> None:
+        """See `Routes`."""
+        if exchange.ticket is not None:
+            self._admission.leave(exchange.ticket)
 
     # --- what the router answers itself --------------------------------------------------------------------------
     def serviceable(self) -> bool:
@@ -161,68 +189,53 @@ class Api:
         probe = Request(model="", prompt_bytes=0)
         return not self.shutting_down and not isinstance(candidates(probe, self._endpoints.snapshot()), Unplaced)
 
-    async def _health(self, exchange: Exchange) -> None:
+    def _health(self, exchange: Exchange) -> None:
         if self.shutting_down or not (self.serviceable() or (self._admission.asleep and self._admission.accepts)):
             raise (
                 ShuttingDown("The router is shutting down.")
                 if self.shutting_down
                 else NoEndpoint("No request could be served now.")
             )
-        exchange.answer(200, b"{}")
+        exchange.reply(200, b"{}")
 
-    async def _models(self, exchange: Exchange) -> None:
-        exchange.answer(
-            200, _encode({"object": "list", "data": [self._card(name) for name in _client(exchange).names]})
-        )
+    def _models(self, exchange: Exchange) -> None:
+        exchange.reply(200, _encode({"object": "list", "data": [self._card(name) for name in _client(exchange).names]}))
 
-    async def _model(self, exchange: Exchange) -> None:
+    def _model(self, exchange: Exchange) -> None:
         name = unquote_to_bytes(exchange.path[len(_MODELS_PREFIX) :]).decode("utf-8", "replace")
         if name not in _client(exchange).names:
             raise UnknownModel(name)
-        exchange.answer(200, _encode(self._card(name)))
+        exchange.reply(200, _encode(self._card(name)))
 
     def _card(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._created_s, "owned_by": "pdpool"}
 
     # --- what engines answer -------------------------------------------------------------------------------------
-    async def _generate(self, exchange: Exchange) -> None:
+    def _generate(self, exchange: Exchange) -> None:
         route = self._paths[exchange.path].route
         assert route is not None
         body, model = self._read(exchange)
         body = _salted(body, _client(exchange))
-        ticket = self._admission.enter(model=model, size_bytes=len(body.raw), tenant=_client(exchange).name)
-        try:
-            if ticket.turn is not None:
-                await ticket.turn
-            whole = legs.one_engine_reason(body.fields)
-            job = Job(route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or ""))
-            outcome = await self._forwarder.generate(job, exchange)
-            self._finish(exchange, outcome)
-        finally:
-            self._admission.leave(ticket)
+        whole = legs.one_engine_reason(body.fields)
+        job = Job(route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or ""))
+        self._admit(exchange, Journey(self._forwarder, job, exchange), len(body.raw))
 
-    def _finish(self, exchange: Exchange, outcome: Outcome) -> None:
-        telemetry = self._telemetry
-        if outcome.answer is not None:
-            exchange.relay_answer(outcome.answer.head, outcome.answer.body)
-            telemetry.ttft.observe(monotonic() - exchange.arrived_s)
-        if outcome.usage is not None:
-            telemetry.prompt_tokens += outcome.usage.prompt_tokens
-            telemetry.completion_tokens += outcome.usage.completion_tokens
-            telemetry.cached_tokens += outcome.usage.cached_tokens
-
-    async def _pass_on(self, exchange: Exchange) -> None:
+    def _pass_on(self, exchange: Exchange) -> None:
         body, model = self._read(exchange)
-        ticket = self._admission.enter(model=model, size_bytes=len(body.raw), tenant=_client(exchange).name)
-        try:
-            if ticket.turn is not None:
-                await ticket.turn
-            answer = await self._forwarder.pass_on(
-                exchange.path, body.raw, self._head_lines(exchange), Request(model, len(body.raw))
-            )
-        finally:
-            self._admission.leave(ticket)
-        exchange.relay_answer(answer.head, answer.body)
+        request = Request(model, len(body.raw))
+        head = self._head_lines(exchange)
+        errand = Errand(self._forwarder, exchange, path=exchange.path, body=body.raw, head=head, request=request)
+        self._admit(exchange, errand, len(body.raw))
+
+    def _admit(self, exchange: Exchange, work: Journey | Errand, size_bytes: int) -> None:
+        """Starts the work now, or when its turn comes."""
+        tenant = _client(exchange).name
+        ticket = exchange.ticket = self._admission.enter(model=exchange.model, size_bytes=size_bytes, tenant=tenant)
+        if ticket.turn is not None:
+            exchange.work = _InLine(exchange, work, ticket.turn)
+            return
+        exchange.work = work
+        work.start()
 
     def _read(self, exchange: Exchange) -> tuple[legs.Body, str]:
         """The body, and the model that it asks for (absent: the primary, as an engine takes it).

@@ -58,6 +58,8 @@ class Head(NamedTuple):
     keep_alive: bool
     content_type: bytes
     """In lower case; empty where absent."""
+    events: bool
+    """The body is a stream of server-sent events."""
     passed: bytes
     """The header lines that a client gets: without hop-by-hop, framing, and what the router says itself."""
 
@@ -78,9 +80,10 @@ def parse_head(block: bytes) -> Head:
     framing, length = _framing(version, status, named)
     keep_alive = framing is not Framing.CLOSE and _stays_open(named.get(b"connection", b""), version)
     content_type = named.get(b"content-type", b"").lower()
-    kept_back = _NOT_PASSED_WITH_EVENTS if content_type.startswith(b"text/event-stream") else _NOT_PASSED
+    events = content_type.startswith(b"text/event-stream")
+    kept_back = _NOT_PASSED_WITH_EVENTS if events else _NOT_PASSED
     passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back])
-    return Head(status, tuple(headers), framing, length, keep_alive, content_type, passed)
+    return Head(status, tuple(headers), framing, length, keep_alive, content_type, events, passed)
 
 
 def _framing(version: bytes, status: int, named: dict[bytes, bytes]) -> tuple[Framing, int]:
@@ -125,41 +128,45 @@ def _stays_open(connection: bytes, version: bytes) -> bool:
 # Where `Chunks` stands. Plain integers: comparing with an enum's member costs a method call per step.
 _SIZE: Final = 0
 _PAYLOAD: Final = 1
-_PAYLOAD_CR: Final = 2
-_PAYLOAD_LF: Final = 3
-_TRAILER: Final = 4
-_DONE: Final = 5
+_PAYLOAD_END: Final = 2
+_TRAILER: Final = 3
+_DONE: Final = 4
+_LINE_END: Final = b"\r\n"
+
+
+def sole_chunk(wire: bytes) -> int:
+    """Where the payload begins if `wire`, read between two chunks, is exactly one whole chunk; else 0.
+
+    This is what nearly every read of a stream is, and it takes a fraction of what `Chunks.feed` does.
+
+    Raises:
+        FramingError: the bytes are not chunked coding.
+    """
+    start = wire.find(b"\n", 0, _MAX_SIZE_DIGITS + 2) + 1
+    if not start or not wire.endswith(_LINE_END):
+        return 0
+    size = _chunk_size(wire[: start - 1])
+    return start if size and start + size + 2 == len(wire) else 0
 
 
 class Chunks:
     """Follows one chunked body through any split of its bytes."""
 
-    __slots__ = ("_at", "_left", "_line", "_trailer_bytes", "at_boundary")
+    __slots__ = ("_at", "_kept", "_left", "_trailer_bytes")
 
     def __init__(self) -> None:
         self._at = _SIZE
         self._left = 0
-        self._line = b""
+        self._kept = b""
+        """The beginning of a line whose end has not come."""
         self._trailer_bytes = 0
-        self.at_boundary = True
+
+    @property
+    def at_boundary(self) -> bool:
         """The bytes so far end between two chunks: another chunk could stand here."""
+        return self._at == _SIZE and not self._kept
 
-    def single(self, wire: bytes) -> bytes | None:
-        """The payload where `wire` is exactly one whole chunk between two chunks; else None, and nothing is changed.
-
-        This is what nearly every read of a stream is, and it takes a fraction of what `feed` does.
-        """
-        if not self.at_boundary or wire[-2:] != b"\r\n":
-            return None
-        start = wire.find(b"\n", 0, _MAX_SIZE_DIGITS + 2) + 1
-        if not start:
-            return None
-        size = _chunk_size(wire[: start - 1])
-        return wire[start:-2] if size and start + size + 2 == len(wire) else None
-
-    def feed(  # noqa: C901, PLR0912, PLR0915 - one flat loop: it runs for every read of every stream
-        self, wire: bytes, pos: int, pieces: list[bytes]
-    ) -> int:
+    def feed(self, wire: bytes, pos: int, pieces: list[bytes]) -> int:
         """Goes on through `wire` from `pos`; the index after the body's last byte, or -1 while more is to come.
 
         Payload is appended to `pieces`.
@@ -168,65 +175,60 @@ class Chunks:
             FramingError: the bytes are not chunked coding.
         """
         size = len(wire)
-        at = self._at
         while pos < size:
-            if at == _PAYLOAD:
-                end = pos + self._left
-                end = min(end, size)
-                self._left -= end - pos
-                pieces.append(wire[pos:end])
-                pos = end
-                if self._left:
-                    break
-                if wire[pos : pos + 2] == b"\r\n":
-                    pos += 2
-                    at = _SIZE
-                else:
-                    at = _PAYLOAD_CR
-            elif at == _SIZE:
-                end = wire.find(b"\n", pos)
-                if end < 0:
-                    self._line = _bounded(self._line + wire[pos:])
-                    pos = size
-                    break
-                line = self._line + wire[pos:end] if self._line else wire[pos:end]
-                self._line = b""
-                pos = end + 1
-                self._left = _chunk_size(line)
-                at = _PAYLOAD if self._left else _TRAILER
-            elif at == _PAYLOAD_CR:
-                if wire[pos : pos + 1] != b"\r":
-                    raise FramingError("a chunk longer than its size")
-                pos += 1
-                at = _PAYLOAD_LF
-            elif at == _PAYLOAD_LF:
-                if wire[pos : pos + 1] != b"\n":
-                    raise FramingError("a chunk longer than its size")
-                pos += 1
-                at = _SIZE
-            elif at == _TRAILER:
-                end = wire.find(b"\n", pos)
-                if end < 0:
-                    self._line = _bounded(self._line + wire[pos:])
-                    pos = size
-                    break
-                line = self._line + wire[pos:end]
-                self._line = b""
-                pos = end + 1
-                if line[-1:] != b"\r":
-                    raise FramingError("a bare line feed in the trailer")
-                if line == b"\r":
-                    self._at = _DONE
-                    self.at_boundary = False
-                    return pos
-                self._trailer_bytes += len(line)
-                if self._trailer_bytes > _MAX_TRAILER_BYTES:
-                    raise FramingError("too long a trailer")
-            else:
+            if self._at == _PAYLOAD:
+                pos = self._payload(wire, pos, pieces)
+            elif self._at == _PAYLOAD_END:
+                pos = self._payload_end(wire, pos)
+            elif self._at == _DONE:
                 raise FramingError("bytes after the end of the body")
-        self._at = at
-        self.at_boundary = at == _SIZE and not self._line
+            else:
+                pos = self._line(wire, pos)
+                if self._at == _DONE:
+                    return pos
         return -1
+
+    def _payload(self, wire: bytes, pos: int, pieces: list[bytes]) -> int:
+        piece = wire[pos : pos + self._left]
+        pieces.append(piece)
+        self._left -= len(piece)
+        if not self._left:
+            self._at = _PAYLOAD_END
+        return pos + len(piece)
+
+    def _payload_end(self, wire: bytes, pos: int) -> int:
+        found = self._kept + wire[pos : pos + len(_LINE_END) - len(self._kept)]
+        pos += len(found) - len(self._kept)
+        if found == _LINE_END:
+            self._at, self._kept = _SIZE, b""
+        elif found == b"\r":
+            self._kept = found
+        else:
+            raise FramingError("a chunk longer than its size")
+        return pos
+
+    def _line(self, wire: bytes, pos: int) -> int:
+        """A chunk's size, or a line of the trailer, once its end is there."""
+        end = wire.find(b"\n", pos)
+        if end < 0:
+            self._kept = _bounded(self._kept + wire[pos:])
+            return len(wire)
+        line, self._kept = self._kept + wire[pos:end], b""
+        if self._at == _TRAILER:
+            self._trailer_line(line)
+        else:
+            self._left = _chunk_size(line)
+            self._at = _PAYLOAD if self._left else _TRAILER
+        return end + 1
+
+    def _trailer_line(self, line: bytes) -> None:
+        if line[-1:] != b"\r":
+            raise FramingError("a bare line feed in the trailer")
+        if line == b"\r":
+            self._at = _DONE
+        self._trailer_bytes += len(line)
+        if self._trailer_bytes > _MAX_TRAILER_BYTES:
+            raise FramingError("too long a trailer")
 
 
 def _bounded(line: bytes) -> bytes:

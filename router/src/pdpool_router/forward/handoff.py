@@ -1,7 +1,7 @@
 """Two legs, one request: prefill computes the prompt, decode pulls its KV and answers.
 
 Boundary: the order of legs, what is tried again and what is not, and who is blamed; bodies come from the engine's
-`legs`, choices from the policy, bytes go through `Relay`. The rules of failure in one place:
+`legs`, choices from `choice`, the answer's bytes go through `relay`. The rules of failure in one place:
 
 - 4xx of either leg is the client's answer, passed on once.
 - Prefill: a connection that cannot be made or breaks, or 5xx, or a request given up: once elsewhere. Only where
@@ -11,11 +11,13 @@ Boundary: the order of legs, what is tried again and what is not, and who is bla
 - A silent engine is 504, and nothing is tried again. Nor is it after a byte of the answer was forwarded.
 
 The parameters of one prefill answer go to one decode request only, with the very prompt they were made for.
+
+Why callbacks and no coroutine: between two legs nothing waits but the engines, and a task that wakes up for each
+answer costs more than all that is done with it.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -28,40 +30,26 @@ from pdpool_router.faults import (
     EngineAborted,
     EngineFault,
     EngineMalformed,
-    EngineStatus,
     EngineTimedOut,
     NoEndpoint,
-    NoPrefill,
-    Saturated,
-    Unavailable,
 )
-from pdpool_router.forward.relay import Answer, Collector, Relay, Relayed, Sink
+from pdpool_router.forward.choice import unavailable, without
+from pdpool_router.forward.leg import CLIENT_ERROR, OK, SERVER_ERROR, request_bytes, status_fault
+from pdpool_router.forward.relay import Large, Sink, Stream
+from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
+from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, MAX_HELD_BYTES, Whole
 from pdpool_router.records import Decision, Endpoint, Request, Unplaced, Way
 
 if TYPE_CHECKING:
-    import random
-
     from pdpool_api.router_config import RouterConfig
+    from pdpool_router.forward.choice import Choice
+    from pdpool_router.forward.framing import Head
     from pdpool_router.forward.transport import Transport
-    from pdpool_router.schedule.interface import Policy
     from pdpool_router.state.endpoints import Endpoints
+    from pdpool_router.state.inflight import Lease
     from pdpool_router.telemetry import Telemetry
 
 _log = structlog.get_logger("pdpool_router")
-
-_OK: Final = 200
-_CLIENT_ERROR: Final = 400
-_SERVER_ERROR: Final = 500
-_BUSY: Final = 503
-
-_UNPLACED: Final[dict[Unplaced, tuple[type[Unavailable], str]]] = {
-    Unplaced.NO_ENDPOINT: (NoEndpoint, "No engine is ready for this request."),
-    Unplaced.NO_PREFILL: (NoPrefill, "No prefill engine is ready."),
-    Unplaced.LOCAL_PREFILLS_FULL: (
-        Saturated,
-        "No prefill engine is ready, and decode computes as many prompts as it may.",
-    ),
-}
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -74,390 +62,357 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     request: Request
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """How a request ended, for the account."""
-
-    answer: Answer | None
-    """An answer that is still to be written; None: a stream was forwarded."""
-    way: Way
-    usage: legs.Usage | None = None
-
-
-class _Retries(msgspec.Struct):
-    """What may still be tried again for one request."""
-
-    prefill: bool = True
-    connect: bool = True
-    pair: bool = True
-
-
-class _Handed(msgspec.Struct, frozen=True, gc=False):
-    """The prefill leg's success."""
-
-    endpoint: Endpoint
-    handoff: legs.Handoff
-    answered_s: float
-    own_s: float
-    """What the router itself took before this leg."""
-
-
-class _Leg(msgspec.Struct, frozen=True, gc=False):
-    """An answering leg, ready to be sent."""
-
-    endpoint: Endpoint
-    body: bytes
-    way: Way
-    ready_s: float
-    """When all that it needs was there."""
-    own_s: float
-    """What the router itself took before that."""
-
-
-class _AnotherPair(Exception):  # noqa: N818 - a turn of the loop, not an error
-    def __init__(self, request: Request, decision: Decision) -> None:
-        super().__init__()
-        self.request = request
-        self.decision = decision
-
-
 class Forwarder:
-    """Serves requests from engines."""
+    """What all journeys share."""
 
     def __init__(
-        self,
-        *,
-        transport: Transport,
-        endpoints: Endpoints,
-        policy: Policy,
-        telemetry: Telemetry,
-        config: RouterConfig,
-        rng: random.Random,
+        self, *, transport: Transport, endpoints: Endpoints, choice: Choice, telemetry: Telemetry, config: RouterConfig
     ) -> None:
-        self._transport = transport
-        self._endpoints = endpoints
-        self._telemetry = telemetry
-        self._rng = rng
-        self.policy = policy
+        self.transport: Final = transport
+        self.inflight: Final = endpoints.inflight
+        self.health: Final = endpoints.health
+        self.endpoints: Final = endpoints
+        self.choice: Final = choice
+        self.telemetry: Final = telemetry
         self.config = config
 
-    async def generate(self, job: Job, sink: Sink) -> Outcome:
-        """Serves a generating request.
 
-        A stream goes to `sink` as it comes; another answer is in the outcome.
+class Journey:
+    """One generating request on its way through its legs: a `Receiver` of each, one after the other.
 
-        Raises:
-            Fault: nothing was forwarded.
-        """
-        request = job.request
-        retries = _Retries()
-        decision = self._plan(request)
-        while True:
-            try:
-                sink.prefill = decision.way
-                if decision.way is Way.REMOTE:
-                    prefilled = await self._prefill(job, request, decision, retries, sink.arrived_s)
-                    if isinstance(prefilled, _Handed):
-                        return await self._decode(job, request, prefilled, sink, retries)
-                    if isinstance(prefilled, Answer):
-                        return Outcome(prefilled, Way.REMOTE)
-                    decision = prefilled
-                    sink.prefill = decision.way
-                return await self._one_leg(job, request, decision, sink, retries)
-            except _AnotherPair as again:
-                request, decision = again.request, again.decision
+    It ends once, by `Sink.end` or by `cancel`; whatever it holds is given back by then.
+    """
 
-    async def pass_on(self, path: bytes, body: bytes, head: bytes, request: Request) -> Answer:
-        """The answer of one engine to a request that is no generation (`/tokenize` and the like).
+    # Defaults stand on the class: most journeys change few of them, and setting each costs on every request.
+    carrier: Carrier | None = None
+    """What carries the present leg."""
+    _endpoint: Endpoint
+    _lease: Lease | None = None
+    """The present leg's place at its endpoint."""
+    _prefilling = False
+    """The present leg is the prefill leg."""
+    _started_s = 0.0
+    _own_s = 0.0
+    """What the router itself took before the first leg."""
+    _local_place: Lease | None = None
+    _handoff: legs.Handoff | None = None
+    """What the prefill leg handed over; None: one leg serves the request."""
+    _prefill: Endpoint | None = None
+    """Where that was."""
+    _answering_body = b""
+    _answered = False
+    """The answering leg's engine has begun to answer, with success."""
+    _stream: Stream | None = None
+    _over = False
+    _may_retry_prefill = True
+    _may_reconnect = True
+    _may_repeat = True
 
-        Raises:
-            Fault: no engine answered.
-        """
-        snapshot = self._endpoints.snapshot()
-        engines = snapshot.aggregated or snapshot.decode or snapshot.prefill
-        whole = msgspec.structs.replace(snapshot, aggregated=engines)
-        tried = request
-        while True:
-            decision = self.policy.plan(tried, whole, monotonic(), self._rng)
-            if isinstance(decision, Unplaced):
-                raise _unavailable(decision)
-            endpoint = decision.endpoint
-            lease = self._endpoints.inflight.reserve(endpoint)
-            try:
-                answer = await self._collect(endpoint, path, head, body, total_s=self.config.limits.prefill_seconds)
-            except EngineTimedOut:
-                raise
-            except EngineFault:
-                if tried.failed or len(engines) == 1:
-                    raise
-                tried = _without(tried, endpoint)
-                self._telemetry.retries["whole"] += 1
-            else:
-                if answer.head.status == _OK:
-                    self._endpoints.health.succeeded(endpoint.uid)
-                return answer
-            finally:
-                lease.release()
+    def __init__(self, forwarder: Forwarder, job: Job, sink: Sink) -> None:
+        self._forwarder = forwarder
+        self._telemetry = forwarder.telemetry
+        self._job = job
+        self._sink = sink
+        self._request = job.request
 
-    # --- choosing ------------------------------------------------------------------------------------------------
-    def _plan(self, request: Request) -> Decision:
-        found = self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
-        if isinstance(found, Unplaced):
-            raise _unavailable(found)
-        return found
-
-    def _place(self, request: Request, revision: str) -> Endpoint | None:
-        snapshot = self._endpoints.snapshot()
-        if not snapshot.one_revision:
-            request = msgspec.structs.replace(request, revision=revision)
-        placed = self.policy.place(request, None, snapshot, monotonic(), self._rng)
-        return placed.endpoint if placed is not None else None
-
-    def _another_pair(self, request: Request, prefill: Endpoint | None, decode: Endpoint) -> _AnotherPair | None:
-        """The request again without the pair that failed; where that leaves none, without one of the two."""
-        losers = (prefill, decode) if prefill is not None else (decode,)
-        for without in (losers, (decode,), losers[:1]):
-            tried = _without(request, *without)
-            found = self.policy.plan(tried, self._endpoints.snapshot(), monotonic(), self._rng)
-            if isinstance(found, Unplaced):
-                continue
-            if prefill is not None and (
-                found.way is not Way.REMOTE or self._place(tried, found.endpoint.revision) is None
-            ):
-                continue
-            return _AnotherPair(tried, found)
-        return None
-
-    def _replaceable(self, retries: _Retries, request: Request, prefill: Endpoint | None, decode: Endpoint) -> bool:
-        return retries.pair and self._another_pair(request, prefill, decode) is not None
-
-    # --- two legs ------------------------------------------------------------------------------------------------
-    async def _prefill(
-        self, job: Job, request: Request, decision: Decision, retries: _Retries, arrived_s: float
-    ) -> _Handed | Answer | Decision:
-        """The prefill leg: what it hands over; or the client's answer; or that decode computes the prompt itself."""
-        body = legs.prefill_body(job.body.fields, job.route)
-        own_s = monotonic() - arrived_s
-        while True:
-            endpoint = decision.endpoint
-            lease = self._endpoints.inflight.reserve(endpoint)
-            started_s = monotonic()
-            try:
-                answer = await self._collect(
-                    endpoint, job.route.path_bytes, job.head, body, total_s=self.config.limits.prefill_seconds
-                )
-                if answer.head.status != _OK:
-                    return answer
-                handed = _Handed(endpoint, self._handoff(endpoint, answer), answer.ended_s, own_s)
-            except EngineTimedOut:
-                raise
-            except EngineFault as fault:
-                request = _without(request, endpoint)
-                again = self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
-                if isinstance(again, Decision) and again.way is Way.REMOTE and retries.prefill:
-                    retries.prefill = False
-                    self._telemetry.retries["prefill"] += 1
-                    decision = again
-                    continue
-                if not isinstance(fault, ConnectFailed) or (isinstance(again, Decision) and again.way is Way.REMOTE):
-                    raise
-                # Nothing listens at any prefill: that is what the fallback is for.
-                if isinstance(again, Unplaced):
-                    raise _unavailable(again) from fault
-                return again
-            finally:
-                lease.release()
-            self._telemetry.handoff.observe(handed.answered_s - started_s)
-            return handed
-
-    def _handoff(self, endpoint: Endpoint, answer: Answer) -> legs.Handoff:
-        health = self._endpoints.health
+    def start(self) -> None:
+        """Takes the first step; all others follow from what engines answer."""
         try:
-            handed = legs.handoff(answer.body)
-        except legs.HandoffError as fault:
-            health.failed(endpoint.uid)
-            raise EngineMalformed("The prefill engine's answer is not valid.") from fault
-        health.succeeded(endpoint.uid)
-        return handed
+            self._take(self._forwarder.choice.plan(self._request))
+        except Exception as fault:  # noqa: BLE001 - a request must not be left without an answer
+            self._fail(fault)
 
-    async def _decode(self, job: Job, request: Request, prefilled: _Handed, sink: Sink, retries: _Retries) -> Outcome:
-        handoff = prefilled.handoff
-        way = Way.LOCAL if handoff.params is None else Way.REMOTE
+    def cancel(self) -> None:
+        """The client left: both legs' engines notice at once, and nothing more is told to the sink."""
+        self._let_go()
+
+    def _take(self, decision: Decision) -> None:
+        if decision.way is Way.REMOTE:
+            self._send_prefill(decision.endpoint)
+        else:
+            self._send_alone(decision)
+
+    # --- the prefill leg -----------------------------------------------------------------------------------------
+    def _send_prefill(self, endpoint: Endpoint) -> None:
+        forwarder, job = self._forwarder, self._job
+        body = legs.prefill_body(job.body.fields, job.route)
+        self._sink.prefill = Way.REMOTE
+        self._prefilling = True
+        self._endpoint = endpoint
+        self._lease = forwarder.inflight.reserve(endpoint)
+        self._started_s = now_s = monotonic()
+        if not self._own_s:
+            self._own_s = now_s - self._sink.arrived_s
+        limits = forwarder.config.limits
+        call = Call(
+            request_bytes(endpoint, job.route.path_bytes, job.head, body),
+            self,
+            limits.connect_seconds,
+            limits.prefill_seconds,
+        )
+        forwarder.transport.send(endpoint, call)
+
+    def _prefill_answered(self, head: Head, body: bytes, now_s: float) -> None:
+        """What it hands over goes to decode; 4xx goes to the client.
+
+        Raises:
+            EngineFault: the answer is no success.
+        """
+        status = head.status
+        if status != OK:
+            if status >= SERVER_ERROR:
+                raise status_fault(status)
+            if status < CLIENT_ERROR:
+                raise EngineMalformed("The prefill engine's answer is not valid.")
+            self._finish(head, body, None)
+            return
+        try:
+            handoff = legs.handoff(body)
+        except legs.HandoffError as fault:
+            raise EngineMalformed("The prefill engine's answer is not valid.") from fault
+        self._release()
+        endpoint = self._endpoint
+        self._forwarder.health.succeeded(endpoint.uid)
+        self._telemetry.handoff.observe(now_s - self._started_s)
+        self._prefilling = False
+        self._prefill = endpoint
+        self._handoff = handoff
         if handoff.params is None:
             self._telemetry.local_prefills["no_kv"] += 1
-            sink.prefill = way
-        body = legs.decode_body(job.body, handoff.params)
-        relay: Relay | None = None
-        try:
-            while True:
-                endpoint = self._place(request, prefilled.endpoint.revision)
-                if endpoint is None:
-                    raise NoEndpoint("No decode engine is ready for this request.")
-                relay = Relay(
-                    sink,
-                    job.route,
-                    self._telemetry,
-                    replaceable=partial(self._replaceable, retries, request, prefilled.endpoint, endpoint),
-                )
-                try:
-                    leg = _Leg(endpoint, body, way, prefilled.answered_s, prefilled.own_s)
-                    return await self._relay(job, leg, relay, prefilled)
-                except ConnectFailed:
-                    request = _without(request, endpoint)
-                    if not retries.connect or self._place(request, prefilled.endpoint.revision) is None:
-                        raise
-                    retries.connect = False
-                    self._telemetry.retries["decode"] += 1
-                except EngineFault as fault:
-                    again = (
-                        self._another_pair(request, prefilled.endpoint, endpoint)
-                        if _may_repeat(fault, retries)
-                        else None
-                    )
-                    if again is None:
-                        raise
-                    retries.pair = False
-                    self._telemetry.retries["pair"] += 1
-                    raise again from None
-        finally:
-            if handoff.params is not None and (relay is None or not relay.answered):
-                # Its KV stays at prefill until the lease ends.
-                self._telemetry.orphaned_prefills += 1
+            self._sink.prefill = Way.LOCAL
+        self._answering_body = legs.decode_body(self._job.body, handoff.params)
+        self._send_decode(now_s)
 
-    # --- one leg -------------------------------------------------------------------------------------------------
-    async def _one_leg(self, job: Job, request: Request, decision: Decision, sink: Sink, retries: _Retries) -> Outcome:
-        body = legs.decode_body(job.body, None)
-        endpoint = decision.endpoint
-        place = None
+    def _prefill_failed(self, fault: EngineFault) -> None:
+        """Once elsewhere, or what the configured fallback says."""
+        if isinstance(fault, EngineTimedOut):
+            raise fault
+        self._request = without(self._request, self._endpoint)
+        again = self._forwarder.choice.replan(self._request)
+        elsewhere = isinstance(again, Decision) and again.way is Way.REMOTE
+        if elsewhere and self._may_retry_prefill:
+            self._may_retry_prefill = False
+            self._telemetry.retries["prefill"] += 1
+        elif elsewhere or not isinstance(fault, ConnectFailed):
+            raise fault
+        # Else nothing listens at any prefill: that is what the fallback is for.
+        if isinstance(again, Unplaced):
+            raise unavailable(again) from fault
+        self._prefilling = False
+        self._take(again)
+
+    # --- the answering leg ---------------------------------------------------------------------------------------
+    def _send_decode(self, ready_s: float) -> None:
+        """The second of two legs."""
+        assert self._prefill is not None
+        endpoint = self._forwarder.choice.place(self._request, self._prefill.revision)
+        if endpoint is None:
+            raise NoEndpoint("No decode engine is ready for this request.")
+        self._send_answering(endpoint, ready_s)
+
+    def _send_alone(self, decision: Decision) -> None:
+        """The only leg."""
+        self._sink.prefill = decision.way
+        self._answering_body = legs.decode_body(self._job.body, None)
         if decision.way is Way.LOCAL:
             self._telemetry.local_prefills[decision.reason] += 1
-            place = self._endpoints.inflight.reserve_local_prefill(endpoint)
-        relay = Relay(
-            sink,
-            job.route,
-            self._telemetry,
-            replaceable=partial(self._replaceable, retries, request, None, endpoint),
-            on_answered=place.release if place is not None else None,
-        )
-        try:
-            return await self._relay(job, _Leg(endpoint, body, decision.way, sink.arrived_s, 0.0), relay, None)
-        except EngineFault as fault:
-            again = self._another_pair(request, None, endpoint) if _may_repeat(fault, retries) else None
-            if again is None:
-                raise
-            retries.pair = False
-            self._telemetry.retries["decode"] += 1
-            raise again from None
-        finally:
-            if place is not None:
-                place.release()
+            self._local_place = self._forwarder.inflight.reserve_local_prefill(decision.endpoint)
+        self._send_answering(decision.endpoint, self._sink.arrived_s)
 
-    async def _relay(self, job: Job, leg: _Leg, relay: Relay, prefilled: _Handed | None) -> Outcome:
-        """The answering leg.
+    def _send_answering(self, endpoint: Endpoint, ready_s: float) -> None:
+        """`ready_s`: when all that it needs was there."""
+        forwarder = self._forwarder
+        self._answered = False
+        self._endpoint = endpoint
+        self._lease = forwarder.inflight.reserve(endpoint)
+        self._telemetry.overhead.observe(monotonic() - ready_s + (self._own_s if self._handoff is not None else 0.0))
+        limits = forwarder.config.limits
+        request = request_bytes(endpoint, self._job.route.path_bytes, self._job.head, self._answering_body)
+        forwarder.transport.send(endpoint, Call(request, self, limits.connect_seconds, idle_s=limits.idle_seconds))
+
+    def _answer_came(self, head: Head, body: bytes) -> None:
+        """A whole answer, unless it only looks like one.
 
         Raises:
-            EngineFault: nothing was forwarded.
+            EngineFault: it is no success.
         """
-        health = self._endpoints.health
-        lease = self._endpoints.inflight.reserve(leg.endpoint)
-        self._telemetry.overhead.observe(monotonic() - leg.ready_s + leg.own_s)
-        try:
-            result = await self._transport.call(
-                leg.endpoint,
-                _request(leg.endpoint, job.route.path_bytes, job.head, leg.body),
-                relay,
-                connect_s=self.config.limits.connect_seconds,
-                idle_s=self.config.limits.idle_seconds,
-            )
-            if isinstance(result, Relayed):
-                if result.broken is not None or relay.told_failure:
-                    health.failed(leg.endpoint.uid)
-                    why = type(result.broken).__name__ if result.broken is not None else "the engine's own error event"
-                    _log.warning("stream broken", endpoint=leg.endpoint.name, why=why)
-                else:
-                    health.succeeded(leg.endpoint.uid)
-                return Outcome(None, leg.way, _streamed_usage(relay, job.route, prefilled))
-            return self._judged(job.route, leg.endpoint, result, leg.way)
-        except EngineFault as fault:
-            health.failed(leg.endpoint.uid, certain=isinstance(fault, ConnectFailed))
-            raise
-        finally:
-            lease.release()
-
-    def _judged(self, route: legs.Route, endpoint: Endpoint, answer: Answer, way: Way) -> Outcome:
-        """A whole answer, unless it only looks like one."""
-        status = answer.head.status
-        if status >= _SERVER_ERROR:
-            raise _status_fault(status)
-        if status == _OK:
-            usage = legs.usage(answer.body)
-            if legs.unfinished(answer.body, route):
+        status = head.status
+        if status >= SERVER_ERROR:
+            raise status_fault(status)
+        usage = None
+        if status == OK:
+            usage = legs.usage(body)
+            if legs.unfinished(body, self._job.route):
                 raise EngineAborted(
                     "The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0
                 )
-            self._endpoints.health.succeeded(endpoint.uid)
-            return Outcome(answer, way, usage)
-        return Outcome(answer, way)
+            self._forwarder.health.succeeded(self._endpoint.uid)
+        self._finish(head, body, usage)
 
-    async def _collect(self, endpoint: Endpoint, path: bytes, head: bytes, body: bytes, *, total_s: float) -> Answer:
-        """A whole answer below 500; whether it is a success is for the caller to judge and to tell.
+    def _answer_failed(self, fault: EngineFault) -> None:
+        """The same parameters elsewhere where nothing was seen of them; else both legs on another pair."""
+        choice, prefill, failed = self._forwarder.choice, self._prefill, self._endpoint
+        if prefill is not None and isinstance(fault, ConnectFailed):
+            self._request = without(self._request, failed)
+            if not self._may_reconnect or choice.place(self._request, prefill.revision) is None:
+                raise fault
+            self._may_reconnect = False
+            self._telemetry.retries["decode"] += 1
+            self._send_decode(monotonic())
+            return
+        another = None
+        if not isinstance(fault, EngineTimedOut) and not (isinstance(fault, EngineAborted) and fault.after_tokens):
+            another = self._another_pair()
+        if another is None:
+            raise fault
+        self._may_repeat = False
+        self._telemetry.retries["decode" if prefill is None else "pair"] += 1
+        self._leave_handoff()
+        self._request, decision = another
+        self._take(decision)
 
-        Raises:
-            EngineFault: there is none.
-        """
-        health = self._endpoints.health
+    def _another_pair(self) -> tuple[Request, Decision] | None:
+        if not self._may_repeat:
+            return None
+        return self._forwarder.choice.another_pair(self._request, self._prefill, self._endpoint)
+
+    # --- what engines answer: `Receiver` -------------------------------------------------------------------------
+    def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
+        """See `Receiver`."""
         try:
-            answer: Answer = await self._transport.call(
-                endpoint,
-                _request(endpoint, path, head, body),
-                Collector(),
-                connect_s=self.config.limits.connect_seconds,
-                total_s=total_s,
-            )
-            status = answer.head.status
-            if status >= _SERVER_ERROR:
-                raise _status_fault(status)
-            if status != _OK and status < _CLIENT_ERROR:
-                raise EngineMalformed("The engine's answer is not valid.")
+            if self._prefilling:
+                self._prefill_answered(head, body, now_s)
+            else:
+                self._note_answering(head)
+                self._answer_came(head, body)
         except EngineFault as fault:
-            health.failed(endpoint.uid, certain=isinstance(fault, ConnectFailed))
-            raise
-        return answer
+            self.on_fault(fault)
+        except Exception as fault:  # noqa: BLE001 - see `start`
+            self._fail(fault)
 
+    def on_head(self, head: Head, upstream: Upstream, now_s: float) -> Body:
+        """See `Receiver`."""
+        del now_s
+        if self._prefilling:
+            return Whole(self, head, upstream, MAX_COLLECTED_BYTES)
+        self._note_answering(head)
+        if head.status != OK:
+            return Whole(self, head, upstream, MAX_COLLECTED_BYTES)
+        if not head.events:
+            return Whole(self, head, upstream, MAX_HELD_BYTES)
+        self._sink.feeds_from(upstream)
+        self._stream = Stream(self, self._sink, self._job.route, self._telemetry, head=head, upstream=upstream)
+        return self._stream
 
-def _request(endpoint: Endpoint, path: bytes, head: bytes, body: bytes) -> bytes:
-    return b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
-        path,
-        endpoint.host_field,
-        head,
-        len(body),
-        body,
-    )
+    def on_too_much(self, head: Head, upstream: Upstream, first: bytes, now_s: float) -> None:
+        """See `Taker`."""
+        if self._prefilling or head.status != OK:
+            self.give_up(EngineMalformed("The engine's answer is too long."))
+            return
+        self._sink.feeds_from(upstream)
+        self._telemetry.ttft.observe(now_s - self._sink.arrived_s)
+        upstream.hand_over_to(Large(self, self._sink, head, first))
 
+    def on_fault(self, fault: Exception) -> None:
+        """See `Receiver`."""
+        try:
+            self._release()
+            if not isinstance(fault, EngineFault):
+                self._fail(fault)
+                return
+            self._forwarder.health.failed(self._endpoint.uid, certain=isinstance(fault, ConnectFailed))
+            if self._prefilling:
+                self._prefill_failed(fault)
+            else:
+                self._answer_failed(fault)
+        except Exception as last:  # noqa: BLE001 - see `start`
+            self._fail(last)
 
-def _unavailable(why: Unplaced) -> Unavailable:
-    kind, text = _UNPLACED[why]
-    return kind(text)
+    def _note_answering(self, head: Head) -> None:
+        self._answered = head.status == OK
+        if self._local_place is not None:
+            self._local_place.release()  # its prompt is computed
 
+    # --- what becomes of the answer: `Source` --------------------------------------------------------------------
+    def replaceable(self) -> bool:
+        """See `Source`."""
+        return self._another_pair() is not None
 
-def _without(request: Request, *endpoints: Endpoint) -> Request:
-    return msgspec.structs.replace(request, failed=request.failed | {endpoint.uid for endpoint in endpoints})
+    def give_up(self, fault: EngineFault) -> None:
+        """See `Source`."""
+        if self.carrier is not None:
+            self.carrier.abandon_for(self)
+        self.on_fault(fault)
 
+    def forwarded(self, broken: EngineFault | None) -> None:
+        """See `Source`."""
+        health, endpoint = self._forwarder.health, self._endpoint
+        if broken is not None:
+            self._telemetry.truncated_streams += 1
+        told_failure = self._stream is not None and self._stream.text.told_failure
+        if broken is not None or told_failure:
+            health.failed(endpoint.uid)
+            why = type(broken).__name__ if broken is not None else "the engine's own error event"
+            _log.warning("stream broken", endpoint=endpoint.name, why=why)
+        else:
+            health.succeeded(endpoint.uid)
+        self._count(self._streamed_usage())
+        self._end()
 
-def _may_repeat(fault: EngineFault, retries: _Retries) -> bool:
-    if isinstance(fault, EngineTimedOut) or (isinstance(fault, EngineAborted) and fault.after_tokens):
-        return False
-    return retries.pair
+    def _streamed_usage(self) -> legs.Usage:
+        """Token counts of a stream: what it told; else prefill's count of the prompt, and one token an event."""
+        told = self._stream.text if self._stream is not None else None
+        if told is not None and told.usage is not None:
+            return told.usage
+        # A chat's first event tells the role and no token.
+        events = max(told.events - (self._job.route is legs.Route.CHAT), 0) if told is not None else 0
+        handoff = self._handoff
+        return legs.Usage(handoff.prompt_tokens, events, handoff.cached_tokens) if handoff else legs.Usage(0, events, 0)
 
+    # --- the end -------------------------------------------------------------------------------------------------
+    def _finish(self, head: Head, body: bytes, usage: legs.Usage | None) -> None:
+        """The client gets an engine's whole answer."""
+        self._sink.relay_answer(head, body)
+        self._telemetry.ttft.observe(monotonic() - self._sink.arrived_s)
+        if usage is not None:
+            self._count(usage)
+        self._end()
 
-def _status_fault(status: int) -> EngineStatus:
-    return EngineStatus("The engine failed." if status != _BUSY else "The engine is overloaded.")
+    def _fail(self, fault: Exception) -> None:
+        if self._over:
+            raise fault
+        self._sink.fail(fault)
+        self._end()
 
+    def _end(self) -> None:
+        self._over = True
+        self._let_go()
+        self._sink.end()
 
-def _streamed_usage(relay: Relay, route: legs.Route, prefilled: _Handed | None) -> legs.Usage:
-    """Token counts of a stream: what it told; else prefill's count of the prompt, and one token an event."""
-    if relay.usage is not None:
-        return relay.usage
-    events = relay.events - (1 if route is legs.Route.CHAT else 0)
-    if prefilled is None:
-        return legs.Usage(0, max(events, 0), 0)
-    return legs.Usage(prefilled.handoff.prompt_tokens, max(events, 0), prefilled.handoff.cached_tokens)
+    def _count(self, usage: legs.Usage) -> None:
+        telemetry = self._telemetry
+        telemetry.prompt_tokens += usage.prompt_tokens
+        telemetry.completion_tokens += usage.completion_tokens
+        telemetry.cached_tokens += usage.cached_tokens
+
+    def _let_go(self) -> None:
+        if self.carrier is not None:
+            self.carrier.abandon_for(self)
+            self.carrier = None
+        self._release()
+        self._leave_handoff()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+        if self._local_place is not None:
+            self._local_place.release()
+            self._local_place = None
+
+    def _leave_handoff(self) -> None:
+        handoff, self._handoff = self._handoff, None
+        self._prefill = None
+        if handoff is not None and handoff.params is not None and not self._answered:
+            # Its KV stays at prefill until the lease ends.
+            self._telemetry.orphaned_prefills += 1

@@ -1,0 +1,90 @@
+"""Asks the policy where a request goes, first and after failures.
+
+Boundary: the policy chooses, and what is tried again is the journey's rule; here stand the questions that it asks:
+which way at first, which decode after a prefill, which pair without the endpoints that failed.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from pdpool_router.faults import NoEndpoint, NoPrefill, Saturated, Unavailable
+from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced, Way
+
+if TYPE_CHECKING:
+    import random
+
+    from pdpool_router.schedule.interface import Policy
+    from pdpool_router.state.endpoints import Endpoints
+
+_UNPLACED: Final[dict[Unplaced, tuple[type[Unavailable], str]]] = {
+    Unplaced.NO_ENDPOINT: (NoEndpoint, "No engine is ready for this request."),
+    Unplaced.NO_PREFILL: (NoPrefill, "No prefill engine is ready."),
+    Unplaced.LOCAL_PREFILLS_FULL: (
+        Saturated,
+        "No prefill engine is ready, and decode computes as many prompts as it may.",
+    ),
+}
+
+
+class Choice:
+    """The policy on the present snapshot."""
+
+    def __init__(self, policy: Policy, endpoints: Endpoints, rng: random.Random) -> None:
+        self.policy = policy
+        self._endpoints = endpoints
+        self._rng = rng
+
+    def plan(self, request: Request, snapshot: Snapshot | None = None) -> Decision:
+        """The way of a request and the first endpoint on it; `snapshot`: another view than the present one.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        found = self.policy.plan(request, snapshot or self._endpoints.snapshot(), monotonic(), self._rng)
+        if isinstance(found, Unplaced):
+            raise unavailable(found)
+        return found
+
+    def replan(self, request: Request) -> Decision | Unplaced:
+        """The same after a failure, when there need not be any."""
+        return self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
+
+    def place(self, request: Request, revision: str) -> Endpoint | None:
+        """A decode endpoint after a prefill of that revision; None: there is none."""
+        snapshot = self._endpoints.snapshot()
+        if not snapshot.one_revision:
+            request = msgspec.structs.replace(request, revision=revision)
+        placed = self.policy.place(request, None, snapshot, monotonic(), self._rng)
+        return placed.endpoint if placed is not None else None
+
+    def another_pair(
+        self, request: Request, prefill: Endpoint | None, decode: Endpoint
+    ) -> tuple[Request, Decision] | None:
+        """The request again without the pair that failed; where that leaves none, without one of the two.
+
+        `prefill` is None where one engine served it alone.
+        """
+        losers = (prefill, decode) if prefill is not None else (decode,)
+        for failed in (losers, (decode,), losers[:1]):
+            again = without(request, *failed)
+            found = self.replan(again)
+            if isinstance(found, Unplaced):
+                continue
+            if prefill is None or (found.way is Way.REMOTE and self.place(again, found.endpoint.revision) is not None):
+                return again, found
+        return None
+
+
+def without(request: Request, *endpoints: Endpoint) -> Request:
+    """The request, with these endpoints counted as failed for it."""
+    return msgspec.structs.replace(request, failed=request.failed | {endpoint.uid for endpoint in endpoints})
+
+
+def unavailable(why: Unplaced) -> Unavailable:
+    """What the client is told when nothing was chosen."""
+    kind, text = _UNPLACED[why]
+    return kind(text)

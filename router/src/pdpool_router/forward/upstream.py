@@ -1,0 +1,404 @@
+"""One connection to an engine: an asyncio protocol that carries one request at a time and is used again.
+
+Boundary: bytes of a request out, one answer in, told to a `Receiver` read by read; it never retries. Why a protocol
+and not a stream: an answer's chunk costs one callback and no task switch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import msgspec
+
+from pdpool_router.faults import EngineMalformed, EngineReset, EngineTimedOut
+from pdpool_router.forward.framing import MAX_HEAD_BYTES, Chunks, Framing, FramingError, Head, parse_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdpool_router.records import Endpoint
+
+STALE_AFTER_S: Final = 1.0
+"""Engines end connections that are idle for seconds, never for less."""
+STALE_SEEN_WITHIN_S: Final = 1.0
+"""The end of such a connection arrives about when the request does; later it is the request's own end."""
+_NO_BODY_BEFORE: Final = 200
+_HEAD_END: Final = b"\r\n\r\n"
+_NEVER: Final = float("inf")
+# Only Linux can be told to acknowledge by and by.
+_TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
+
+
+class Carrier(Protocol):
+    """What carries a request: a connection, or the making of one."""
+
+    def abandon_for(self, receiver: Receiver) -> None:
+        """Nobody wants the answer any more; without effect once the carrier serves another receiver."""
+
+
+class Body(Protocol):
+    """Takes the body of one answer."""
+
+    def on_body(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
+        """Some of the body: the bytes as they were read, and the same without chunked coding.
+
+        `last`: the body is whole with them (unknown, hence False, where the connection's end is the body's).
+        """
+
+    def on_end(self, now_s: float) -> None:
+        """The body is whole."""
+
+    def on_fault(self, fault: Exception) -> None:
+        """The body will not be whole: an `EngineFault`, or a defect of the router's own."""
+
+
+class Receiver(Protocol):
+    """Takes one answer; callbacks run inside the read, so they must be short."""
+
+    carrier: Carrier | None
+    """What carries the request; set by whoever does."""
+
+    def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
+        """The whole answer, when it came in one read with its length: nothing else is told of it.
+
+        A stream of events is told by its head, however it comes.
+        """
+
+    def on_head(self, head: Head, upstream: Upstream, now_s: float) -> Body:
+        """Status and headers are there; who takes the body."""
+
+    def on_fault(self, fault: Exception) -> None:
+        """There will be no answer: an `EngineFault`, or a defect of the router's own."""
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One request to be sent."""
+
+    request: bytes
+    receiver: Receiver
+    connect_s: float
+    total_s: float = 0
+    """Within which the answer must be whole; 0: any time."""
+    idle_s: float = 0
+    """The longest silence; 0: any."""
+
+
+class Owner(Protocol):
+    """Who keeps connections."""
+
+    busy: set[Upstream]
+
+    def keep(self, upstream: Upstream, now_s: float) -> None:
+        """Takes back a connection whose answer is whole."""
+
+    def forget(self, upstream: Upstream) -> None:
+        """A connection is gone."""
+
+    def dial(self, endpoint: Endpoint, call: Call) -> None:
+        """Sends a request on a connection of its own."""
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to an engine; serves one request at a time."""
+
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_call",
+        "_chunks",
+        "_deadline_s",
+        "_head",
+        "_idle_s",
+        "_idled_s",
+        "_left",
+        "_looked_late",
+        "_lost",
+        "_owner",
+        "_poller",
+        "_receiver",
+        "_socket",
+        "_transport",
+        "_write",
+        "broke_at_chunk_boundary",
+        "endpoint",
+        "heard_s",
+        "on_event",
+        "once",
+        "paused",
+        "was_at_chunk_boundary",
+    )
+
+    def __init__(self, owner: Owner, endpoint: Endpoint) -> None:
+        self._owner = owner
+        self.endpoint: Final = endpoint
+        self._transport: asyncio.Transport | None = None
+        self._write: Callable[[bytes], None]
+        self._socket: socket.socket | None = None
+        self._poller = select.poll()
+        self._call: Call | None = None
+        """What may have to be sent once more; until the answer begins."""
+        self._receiver: Receiver | None = None
+        self._head: Head | None = None
+        self._body: Body | None = None
+        self._chunks: Chunks | None = None
+        self._buffer = b""
+        self._left = 0
+        self._lost = False
+        self._looked_late = False
+        self._idled_s = 0.0
+        self._deadline_s = _NEVER
+        self._idle_s = _NEVER
+        self.on_event: Callable[[bytes, float], bool] | None = None
+        """Takes a read that is one whole chunk and nothing unusual, or tells that it is not; set by who takes a body,
+        while what came so far ended between two chunks."""
+        self.paused = False
+        self.was_at_chunk_boundary = True
+        """The bytes before the present read ended between two chunks."""
+        self.broke_at_chunk_boundary = False
+        """The same of an answer that broke: of all its bytes that were told."""
+        self.heard_s = 0.0
+        self.once = False
+        """It was said to the engine that nothing follows, whether or not the answer repeats it."""
+
+    # --- the caller's side ---------------------------------------------------------------------------------------
+    def send(self, call: Call) -> None:
+        """Writes a request; the answer goes to its receiver."""
+        now_s = monotonic()
+        receiver = self._receiver = call.receiver
+        receiver.carrier = self
+        self._idled_s = now_s - self.heard_s if self.heard_s else 0.0
+        self.heard_s = now_s
+        self._deadline_s = now_s + call.total_s if call.total_s else _NEVER
+        self._idle_s = call.idle_s or _NEVER
+        self._owner.busy.add(self)
+        if self._lost:
+            self._fail(EngineReset("The engine closed the connection."))
+            return
+        self._call = call
+        self._write(call.request)
+
+    def abandon_for(self, receiver: Receiver) -> None:
+        """See `Carrier`: a kept connection may long serve another request."""
+        if self._receiver is receiver:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Nobody wants the rest of the answer: the connection is reset, so that the engine notices at once."""
+        self._forget_answer()
+        self._owner.busy.discard(self)
+        if self._transport is not None and not self._lost:
+            self._transport.abort()
+
+    def expect_many(self) -> None:
+        """Many small reads follow: let the kernel acknowledge every other one, instead of each with a packet."""
+        if _TCP_QUICKACK is not None and self._socket is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 0)
+
+    def pause(self) -> None:
+        """Reads no more until `resume`: the client takes the answer more slowly than the engine makes it."""
+        if not self.paused and self._transport is not None and not self._lost:
+            self.paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        if self.paused and self._transport is not None:
+            self.paused = False
+            self.heard_s = monotonic()
+            if not self._lost:
+                self._transport.resume_reading()
+
+    def expire_if_late(self, now_s: float) -> None:
+        """Gives up an engine that is past its time; time blocked by the client does not count as silence."""
+        if now_s <= self._deadline_s and (self.paused or now_s - self.heard_s <= self._idle_s):
+            self._looked_late = False
+        elif not self._looked_late:
+            # Looked at once more: where this process itself was held up, the answer may lie unread.
+            self._looked_late = True
+        else:
+            self._fail(EngineTimedOut("The engine did not answer in time."), abandon=True)
+
+    def quiet(self) -> bool:
+        """Nothing has come on an idle connection, its end included, that the event loop has not told yet."""
+        return not self._lost and not self._poller.poll(0)
+
+    def close(self) -> None:
+        """Closes an idle connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- the event loop's side -----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        # uvloop's transports have the methods, but not the base class.
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+        self._write = transport.write
+        sock = self._socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._poller.register(sock.fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        now_s = self.heard_s = monotonic()
+        try:
+            if self.on_event is not None:
+                if self.on_event(data, now_s):
+                    return
+                self.on_event = None
+            if self._body is not None:
+                self._on_body_bytes(data, now_s)
+            elif self._receiver is not None:
+                self._on_head_bytes(data, now_s)
+            else:
+                # Bytes that no request asked for: the next answer could not be told from them.
+                self.abandon()
+        except FramingError:
+            told_whole_chunks = self.on_event is not None or self.was_at_chunk_boundary
+            fault = EngineMalformed("The engine's answer is not valid HTTP.")
+            self._fail(fault, abandon=True, told_whole_chunks=told_whole_chunks)
+        except Exception as defect:  # noqa: BLE001 - whose request it is shall hear of it, not the event loop
+            self._fail(defect, abandon=True)
+
+    def eof_received(self) -> None:
+        """Called by the event loop; the transport closes itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._lost = True
+        self._owner.forget(self)
+        if self._receiver is None:
+            return
+        now_s = monotonic()
+        if self._head is not None and self._head.framing is Framing.CLOSE and exc is None:
+            self._finish(now_s)
+        elif self._is_stale(now_s):
+            call = self._call
+            assert call is not None
+            self._forget_answer()
+            self._owner.dial(self.endpoint, call)
+        else:
+            self._fail(EngineReset("The engine broke the connection."))
+
+    def _is_stale(self, now_s: float) -> bool:
+        """Most likely the engine ended a connection that it thought idle, before it saw the request.
+
+        One that was in use just now broke for another reason, and the request may have been seen.
+        """
+        return (
+            self._call is not None
+            and not self._buffer
+            and self._idled_s >= STALE_AFTER_S
+            and now_s - self.heard_s < STALE_SEEN_WITHIN_S
+        )
+
+    # --- the answer ----------------------------------------------------------------------------------------------
+    def _on_head_bytes(self, data: bytes, now_s: float) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        while True:
+            end = buffer.find(_HEAD_END)
+            if end < 0:
+                if len(buffer) > MAX_HEAD_BYTES:
+                    raise FramingError("too long a head")
+                self._buffer = buffer
+                return
+            head = parse_head(buffer[:end])
+            buffer = buffer[end + 4 :]
+            if head.status >= _NO_BODY_BEFORE:
+                break  # an interim answer (1xx) is followed by the final one
+        receiver = self._receiver
+        assert receiver is not None
+        if head.framing is Framing.LENGTH and len(buffer) >= head.length and not head.events:
+            # Short answers come in one read.
+            if len(buffer) > head.length:
+                raise FramingError("bytes after the answer")
+            self._forget_answer()
+            self._keep_or_close(head, now_s)
+            receiver.on_answer(head, buffer, now_s)
+            return
+        self._buffer = b""
+        self._call = None
+        self._head = head
+        self._left = head.length
+        if head.framing is Framing.CHUNKED:
+            self._chunks = Chunks()
+        self._body = receiver.on_head(head, self, now_s)
+        if buffer:
+            self._on_body_bytes(buffer, now_s)
+        elif head.framing is Framing.LENGTH and not head.length:
+            self._finish(now_s)
+
+    def _on_body_bytes(self, data: bytes, now_s: float) -> None:
+        head, body = self._head, self._body
+        assert head is not None
+        assert body is not None
+        if self._chunks is not None:
+            pieces: list[bytes] = []
+            self.was_at_chunk_boundary = self._chunks.at_boundary
+            end = self._chunks.feed(data, 0, pieces)
+            if 0 <= end < len(data):
+                raise FramingError("bytes after the answer")
+            last = end >= 0
+            body.on_body(data, pieces[0] if len(pieces) == 1 else b"".join(pieces), now_s, last=last)
+        elif head.framing is Framing.LENGTH:
+            self._left -= len(data)
+            if self._left < 0:
+                raise FramingError("bytes after the answer")
+            last = not self._left
+            body.on_body(data, data, now_s, last=last)
+        else:
+            last = False
+            body.on_body(data, data, now_s, last=False)
+        if last and self._body is not None:  # else it was given up inside the callback
+            self._finish(now_s)
+
+    def hand_over_to(self, body: Body) -> None:
+        """Somebody else takes the rest of the body."""
+        self._body = body
+
+    @property
+    def at_chunk_boundary(self) -> bool:
+        """The bytes so far end between two chunks."""
+        return self._chunks is not None and self._chunks.at_boundary
+
+    def _finish(self, now_s: float) -> None:
+        head, body = self._head, self._body
+        assert head is not None
+        assert body is not None
+        self._forget_answer()
+        if self.paused:
+            self.resume()
+        self._keep_or_close(head, now_s)
+        body.on_end(now_s)
+
+    def _keep_or_close(self, head: Head, now_s: float) -> None:
+        if head.keep_alive and not self._lost and not self.once:
+            self._owner.keep(self, now_s)
+        else:
+            self._owner.busy.discard(self)
+            self.close()
+
+    def _fail(self, fault: Exception, *, abandon: bool = False, told_whole_chunks: bool | None = None) -> None:
+        """Tells whoever waits for the answer; `abandon`: the connection is of no more use, and reset before that."""
+        told = self._body or self._receiver
+        self.broke_at_chunk_boundary = self.at_chunk_boundary if told_whole_chunks is None else told_whole_chunks
+        if abandon:
+            self.abandon()
+        else:
+            self._forget_answer()
+            self._owner.busy.discard(self)
+        if told is not None:
+            told.on_fault(fault)
+
+    def _forget_answer(self) -> None:
+        self._call = None
+        self._receiver = None
+        self._head = None
+        self._body = None
+        self._chunks = None
+        self._buffer = b""
+        self.on_event = None
