@@ -253,7 +253,13 @@ def test_defaults_appear_and_only_they(pools: Cluster) -> None:
     assert stored["spec"] == {
         "model": {"id": "org/model"},
         "mode": "Disaggregated",
-        "engine": {"name": "VLLM", "imagePullPolicy": "IfNotPresent", "startupTimeoutSeconds": 1800, "shmSize": "16Gi"},
+        "engine": {
+            "name": "VLLM",
+            "imagePullPolicy": "IfNotPresent",
+            "secretRotation": "Roll",
+            "startupTimeoutSeconds": 1800,
+            "shmSize": "16Gi",
+        },
         "transfer": {"connector": "Nixl", "leaseSeconds": 30, "onFailure": "Fail"},
         "prefill": role,
         "decode": role,

@@ -49,8 +49,15 @@ LABEL_REVISION: Final = f"{GROUP}/revision"
 
 ANNOTATION_APPLIED: Final = f"{GROUP}/applied"
 """On children: hash of the object that the operator last applied."""
+ANNOTATION_SECRETS: Final = f"{GROUP}/secrets"
+"""On engine Deployments: keyed digest of the Secrets' values that were last seen."""
+ANNOTATION_SECRETS_ROLLED: Final = f"{GROUP}/secrets-rolled"
+"""On engine Deployments and their pods: the digest of the last change that rolled them."""
 ANNOTATION_DRAINING: Final = f"{GROUP}/draining"
 """On pods: RFC 3339 time since when a leaving pod gets no new request."""
+
+DIGEST_KEY_SECRET: Final = "pdpool-operator-digest-key"  # noqa: S105 - a name
+"""Beside the operator: the random key of the digests."""
 
 # --- ports ---------------------------------------------------------------------------------------------------------
 ENGINE_HTTP_PORT: Final = 8000

@@ -91,6 +91,8 @@ class Engine(ApiModel):
     """Most that the processes of one replica may share through /dev/shm; it counts as memory of the pod."""
     startup_timeout_seconds: Annotated[int, Field(ge=10, le=DAY_S, json_schema_extra={"format": "int32"})] = 1800
     """How long an engine may take from its start until it serves the model, before it is restarted."""
+    secret_rotation: Literal["Roll", "Ignore"] = "Roll"  # noqa: S105 - a choice
+    """Whether a new value of a Secret that engines take a variable from rolls their pods, where it may be read."""
 
 
 class Network(ApiModel):

@@ -66,10 +66,17 @@ async def _run(settings: Settings) -> None:
     cluster = Cluster()
     # The Lease has connections of its own: it must not wait behind the writes that it permits.
     async with Kube(configuration) as api, Kube(configuration, in_flight=2, timeout_s=4, patience_s=4) as lease_api:
-        workers = Workers(api, cluster, settings.images, kube.own_namespace())
+        workers = Workers(
+            api,
+            cluster,
+            settings.images,
+            kube.own_namespace(),
+            secret_namespaces=settings.secret_namespaces,
+            key_namespace=_home(settings),
+        )
         relist = Relist(api, cluster, settings.namespace, workers.wake)
         watches = Watches(api, cluster, relist, settings.namespace, workers.wake)
-        election = Election(lease_api, _lease_namespace(settings), LEASE_NAME, _identity())
+        election = Election(lease_api, _home(settings), LEASE_NAME, _identity())
         async with serving(Probes(api, cluster, relist), settings.port) as port, asyncio.TaskGroup() as tasks:
             _log.info("started", port=port, namespace=settings.namespace or "every")
             tasks.create_task(relist.run(), name="re-list")
@@ -77,7 +84,8 @@ async def _run(settings: Settings) -> None:
             tasks.create_task(election.run(workers.act), name="election")
 
 
-def _lease_namespace(settings: Settings) -> str:
+def _home(settings: Settings) -> str:
+    """Where the operator keeps what is its own: the Lease, and the key of its digests."""
     return kube.own_namespace() or settings.namespace or "default"
 
 

@@ -66,6 +66,14 @@ def lease_rules() -> list[Json]:
     ]
 
 
+def key_rules() -> list[Json]:
+    """What the operator may do in its own namespace about the key of its digests, which it makes once."""
+    return [
+        _rule("", ["secrets"], ["create"]),
+        {**_rule("", ["secrets"], ["get"]), "resourceNames": [names.DIGEST_KEY_SECRET]},
+    ]
+
+
 def secret_rules() -> list[Json]:
     """What the operator may do in each namespace whose Secrets it may read: by name, never all of them."""
     return [_rule("", ["secrets"], ["get"])]
@@ -74,7 +82,7 @@ def secret_rules() -> list[Json]:
 def generated(root: Path) -> Mapping[Path, str]:
     """Text by path (below `root`) of every generated file."""
     crd = (root / CRD_FILE).read_text(encoding="utf-8")
-    rules = {"pools": pool_rules(), "own": lease_rules(), "secrets": secret_rules()}
+    rules = {"pools": pool_rules(), "own": [*lease_rules(), *key_rules()], "secrets": secret_rules()}
     return {
         CHART_FILES / "rules.yaml": _HEADER + yaml.safe_dump(rules, sort_keys=False, width=120),
         CHART_FILES / CRD_FILE.name: crd,

@@ -1,7 +1,7 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
-    observe → plan (mode, fit) → sizes of the last tick → build.desired → rollout.next_step → refusals → apply → status
-    → one status write
+    observe → plan (mode, fit) → sizes of the last tick → build.desired → rotation.stamped → rollout.next_step
+    → refusals → apply → status → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
 """
@@ -17,13 +17,14 @@ import structlog
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
-from pdpool_operator import intent, rollout
+from pdpool_operator import intent, rollout, rotation
 from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
 from pdpool_operator.status import status
 
 if TYPE_CHECKING:
     from pdpool_operator.apply import Writer
     from pdpool_operator.observe.cluster import Cluster
+    from pdpool_operator.observe.secrets import Secrets
 
 LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
@@ -45,12 +46,13 @@ class Result:
 
 
 async def reconcile(
-    ref: PoolRef, cluster: Cluster, writer: Writer, images: Images, operator_namespace: str | None
+    ref: PoolRef, cluster: Cluster, writer: Writer, images: Images, operator_namespace: str | None, *, secrets: Secrets
 ) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
     observed = cluster.observed(ref)
     if observed is None or observed.deleting:
         return None
+    observed = await secrets.seen(observed)
     step = next_plan(observed, images, operator_namespace)
     refused = await writer.refusals(observed, step)
     if refused:
@@ -75,7 +77,7 @@ def next_plan(observed: Observed, images: Images, operator_namespace: str | None
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
-    return rollout.next_step(observed, desired)
+    return rollout.next_step(observed, rotation.stamped(desired, observed))
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

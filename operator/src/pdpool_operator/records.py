@@ -49,6 +49,7 @@ NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies",
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
+SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 OPTIONAL_RESOURCES: Final = (HTTP_ROUTES, POD_MONITORS)
@@ -115,6 +116,30 @@ class Child:
         return ChildKey(self.resource.kind, self.name)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class SecretEntry:
+    """One entry of a Secret of the pool's namespace."""
+
+    name: str
+    key: str
+    optional: bool = False
+    """Pods start without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretsSeen:
+    """What is known of the Secrets that a pool's engines take variables from; never a value."""
+
+    key_id: str = ""
+    """Which key the digests were made with."""
+    digests: Mapping[SecretEntry, str] = field(default_factory=dict)
+    """Keyed digests of the entries that could be read."""
+    missing: tuple[str, ...] = ()
+    """What is not there, as `Secret hf`."""
+    unwatched: str = ""
+    """Why a change of them is not seen, for a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Everything known about one pool at one moment."""
@@ -127,6 +152,8 @@ class Observed:
     """Live pods of the pool, by its labels."""
     optional: frozenset[Resource] = frozenset()
     """Optional kinds that the API server has."""
+    secrets: SecretsSeen | None = None
+    """None: the pool's engines use none, or nobody looked."""
 
     @property
     def uid(self) -> str:

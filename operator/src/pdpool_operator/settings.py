@@ -27,6 +27,8 @@ class Settings:
 
     namespace: str | None
     """The only namespace that is looked at; None: all of them."""
+    secret_namespaces: frozenset[str]
+    """Where Secrets may be read; the only namespace that is looked at is always among them."""
     port: int
     images: Images
     log_level: str
@@ -47,6 +49,13 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     )
     parser.add_argument("--namespace", type=_word, help="look at this namespace only (needs no cluster-wide rights)")
     parser.add_argument(
+        "--secret-namespace",
+        type=_word,
+        action="append",
+        default=[],
+        help="roll pods whose Secrets change in this namespace (repeatable; needs `get` on Secrets there)",
+    )
+    parser.add_argument(
         "--port", type=_port, default=names.OPERATOR_PORT, help="port of /livez, /readyz and /metrics (%(default)s)"
     )
     parser.add_argument(
@@ -60,6 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     given = parser.parse_args(arguments)
     return Settings(
         namespace=given.namespace,
+        secret_namespaces=frozenset([*given.secret_namespace, *([given.namespace] if given.namespace else [])]),
         port=given.port,
         images=Images(engine=given.engine_image, router=given.router_image),
         log_level=given.log_level,

@@ -17,6 +17,7 @@ import structlog
 from pdpool_operator import telemetry
 from pdpool_operator.apply import Writer
 from pdpool_operator.kube import ApiError
+from pdpool_operator.observe.secrets import Secrets
 from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
 
 if TYPE_CHECKING:
@@ -45,11 +46,21 @@ class _Worker:
 class Workers:
     """The tasks of all pools."""
 
-    def __init__(self, kube: Kube, cluster: Cluster, images: Images, operator_namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        cluster: Cluster,
+        images: Images,
+        operator_namespace: str | None = None,
+        *,
+        secret_namespaces: frozenset[str] = frozenset(),
+        key_namespace: str = "default",
+    ) -> None:
         self._kube = kube
         self._cluster = cluster
         self._images = images
         self._operator_namespace = operator_namespace
+        self._secrets = Secrets(kube, secret_namespaces, key_namespace, self.wake)
         self._workers: dict[PoolRef, _Worker] = {}
         self._acting = False
 
@@ -72,7 +83,7 @@ class Workers:
             for ref in self._cluster.pools():
                 self.wake(ref)
             try:
-                await asyncio.Event().wait()
+                await self._secrets.run()
             finally:
                 await self._end()
 
@@ -107,6 +118,7 @@ class Workers:
             wake.clear()
             if not self._cluster.has_pool(ref):
                 del self._workers[ref]
+                self._secrets.forget(ref)
                 return
             looked = await self._look(ref, writer)
             failures = 0 if looked is not None else failures + 1
@@ -118,7 +130,9 @@ class Workers:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
-                result = await reconcile(ref, self._cluster, writer, self._images, self._operator_namespace)
+                result = await reconcile(
+                    ref, self._cluster, writer, self._images, self._operator_namespace, secrets=self._secrets
+                )
         except ApiError as fault:
             _log.warning("reconcile failed", pool=str(ref), fault=str(fault))
             telemetry.RECONCILE_ERRORS.inc()

@@ -1,0 +1,95 @@
+"""Rolls engines when the value of a Secret that they take a variable from has changed, and only then.
+
+Boundary: pure; values are never seen here, only keyed digests (`observe.secrets`). What was seen last stands on the
+live Deployment, so that a restart or an upgrade of the operator, a new digest key, or a namespace whose Secrets may be
+read from now on rolls nothing: pods are rolled by the change of a digest, not by its appearance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pdpool_api import names
+from pdpool_operator.records import DEPLOYMENTS, Child, Desired, Json, Observed, SecretEntry, SecretsSeen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PARTS: Final = ("engine", "prefill", "decode")
+
+
+def references(pool: Json) -> frozenset[SecretEntry]:
+    """Entries of Secrets that the pool's engines take variables from; empty with `secretRotation: Ignore`."""
+    spec = pool["spec"]
+    if spec.get("engine", {}).get("secretRotation", "Roll") != "Roll":
+        return frozenset()
+    token = spec["model"].get("tokenSecretRef")
+    variables = (each for part in _PARTS for each in (spec.get(part) or {}).get("env", ()))
+    return frozenset([*([SecretEntry(token["name"], token["key"])] if token else []), *_of_variables(variables)])
+
+
+def stamped(desired: Desired, observed: Observed) -> Desired:
+    """The children with what was seen of their Secrets; a change rolls the pods of the Deployments that it concerns."""
+    seen = observed.secrets
+    if seen is None:
+        # Not looked at: what stands on the live Deployments is kept, as taking it off would roll them.
+        seen = SecretsSeen()
+    children = tuple(
+        _stamped(child, observed.children.get(child.key), seen) if _is_engine(child) else child
+        for child in desired.children
+    )
+    words = "; ".join(filter(None, (desired.unchecked, seen.unwatched)))
+    return replace(desired, children=children, unchecked=words)
+
+
+def _stamped(child: Child, live: Json | None, seen: SecretsSeen) -> Child:
+    notes = (live or {}).get("metadata", {}).get("annotations", {})
+    before, rolled = notes.get(names.ANNOTATION_SECRETS, ""), notes.get(names.ANNOTATION_SECRETS_ROLLED, "")
+    now = _digest(child, seen) or before
+    if before and now != before and _key(now) == _key(before):
+        rolled = now
+    marks = {names.ANNOTATION_SECRETS: now, names.ANNOTATION_SECRETS_ROLLED: rolled}
+    body = _annotated(child.body, {name: value for name, value in marks.items() if value})
+    if rolled:
+        template = _annotated(body["spec"]["template"], {names.ANNOTATION_SECRETS_ROLLED: rolled})
+        body = {**body, "spec": {**body["spec"], "template": template}}
+    return replace(child, body=body)
+
+
+def _digest(child: Child, seen: SecretsSeen) -> str:
+    """`<key's id>.<digest>` of all entries that the child's pods use; empty: none, or one is not known."""
+    variables = (each for container in _containers(child) for each in container.get("env", ()))
+    wanted = sorted(set(_of_variables(variables)))
+    known = [seen.digests.get(each) for each in wanted]
+    if not known or None in known:
+        return ""
+    words = "\n".join(f"{each.name} {each.key} {digest}" for each, digest in zip(wanted, known, strict=True))
+    return f"{seen.key_id}.{hashlib.sha256(words.encode()).hexdigest()[:32]}"
+
+
+def _key(mark: str) -> str:
+    return mark.partition(".")[0]
+
+
+def _annotated(holder: Json, marks: Json) -> Json:
+    metadata = holder["metadata"]
+    annotations = {**metadata.get("annotations", {}), **marks}
+    return {**holder, "metadata": {**metadata, "annotations": annotations}} if annotations else holder
+
+
+def _is_engine(child: Child) -> bool:
+    return child.resource is DEPLOYMENTS and child.role in names.ENGINE_ROLES
+
+
+def _containers(child: Child) -> list[Json]:
+    found: list[Json] = child.body["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def _of_variables(variables: Iterable[Any]) -> Iterator[SecretEntry]:
+    for each in variables:
+        source = (each.get("valueFrom") or {}).get("secretKeyRef")
+        if source:
+            yield SecretEntry(str(source.get("name", "")), str(source["key"]), optional=bool(source.get("optional")))
