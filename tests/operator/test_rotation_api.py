@@ -17,11 +17,9 @@ from tests.operator.harness import Api, Json, condition, eventually, pool
 from tests.operator.site import SMALL, holds, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("apart")]
 
 CANARY = "CANARY-HF-8c1d"
 SEEN_S = 60.0
@@ -57,15 +55,13 @@ def template(api: Api, namespace: str, role: str) -> Json:
     return answer
 
 
-def test_a_new_value_rolls_engines_where_secrets_may_be_read(
-    site: Site, api: Api, make_namespace: Callable[[], str]
-) -> None:
+def test_a_new_value_rolls_engines_where_secrets_may_be_read(site_apart: Site) -> None:
     """A missing Secret is named and awaited; a new value rolls, a label does not; the token is nowhere (Q105, Q15).
 
     In a namespace that is not listed nothing is read and the pool says so. Secrets are only ever got, by name.
     """
-    site.stop_shared()
-    listed, other = make_namespace(), make_namespace()
+    site, api = site_apart, site_apart.api
+    listed, other = site.namespace(), site.namespace()
     may_read_secrets(site, listed)
     since = site.cluster.audit.now()
     operator = site.start(f"--secret-namespace={listed}").wait_ready()
