@@ -252,14 +252,18 @@ def test_a_crd_that_is_too_large_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_exclusive_minimum_is_written_as_openapi_3_0_has_it() -> None:
-    """`exclusiveMinimum` is a number in JSON schema and a switch in a structural schema."""
+def test_exclusive_bounds_are_written_as_openapi_3_0_has_them() -> None:
+    """`exclusiveMinimum` and `exclusiveMaximum` are numbers in JSON schema and switches in a structural schema."""
 
     class Odd(ApiModel):
         """A model."""
 
-        ratio: Annotated[float, Field(gt=0)]
+        ratio: Annotated[float, Field(gt=0, lt=1)]
         """A number."""
 
     ratio = structural(Odd)["properties"]["ratio"]
     assert (ratio["minimum"], ratio["exclusiveMinimum"]) == (0, True)
+    assert (ratio["maximum"], ratio["exclusiveMaximum"]) == (1, True)
+    for path, node in _nodes(_schema()):
+        for bound in ("exclusiveMinimum", "exclusiveMaximum"):
+            assert node.get(bound) in (None, True) or isinstance(node[bound], dict), path

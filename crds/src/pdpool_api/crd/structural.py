@@ -51,6 +51,8 @@ def _keyword(key: str, value: Any, node: Schema) -> Schema:
             return {"enum": [value]}
         case "exclusiveMinimum":
             return {"minimum": value, "exclusiveMinimum": True}
+        case "exclusiveMaximum":
+            return {"maximum": value, "exclusiveMaximum": True}
         case "required":
             return _required(value, node["properties"])
         case "default":
