@@ -143,18 +143,24 @@ async def test_a_pool_that_does_not_wake_in_time_is_told_with_a_time_to_come_bac
 
 
 async def test_a_saturated_stage_holds_requests_back() -> None:
-    """`full` is asked before each admission, so a line forms in the router and not in an engine."""
+    """A line forms in the router and not in an engine, and goes on as the stage has room for it."""
     admission = gate()
-    full = True
-    admission.full = lambda: full
-    waits = enter(admission)
+    spare = 30.0
+    admission.spare_tokens = lambda: spare
+    passed = [enter(admission, size_bytes=100) for _ in range(2)]
+    spare = 0.0
+    waits = [enter(admission) for _ in range(3)]
     admission.tick()
-    assert waits.turn is not None
-    assert not waits.turn.done()
-    full = False
+    assert [each.turn for each in passed] == [None, None]
+    assert not any(each.turn.done() for each in waits if each.turn)
+    spare = 30.0
     admission.tick()
-    await through(admission, waits)
-    assert admission.admitted == 0
+    spare = 0.0
+    admission.tick()
+    assert [each.turn.done() for each in waits if each.turn] == [True, True, False]
+    for each in (*passed, *waits):
+        admission.leave(each)
+    assert (admission.admitted, admission._queued["m"]) == (0, 0)
 
 
 async def test_a_tenant_over_its_limits_is_refused_and_others_are_not() -> None:

@@ -63,8 +63,9 @@ class Admission:
         self._asleep_since_s: float | None = None
         self._woken_s = 0.0
         self._last_wake_s = _FIRST_WAKE_S
-        self.full: Callable[[], bool] = _never
-        """The stage that is short can take nothing more now."""
+        self.spare_tokens: Callable[[], float] = _boundless
+        """Prompt tokens that the stage that is short can take now; asked again when those are given away."""
+        self._spare_tokens = 0.0
         self.admitted = 0
         self.configure(limits, shares)
 
@@ -98,8 +99,7 @@ class Admission:
         if share.requests_per_second or share.concurrent:
             ticket.quota = self._within_quota(tenant, share, now_s)
         if not self._queue and self._room():
-            ticket.admitted = True
-            self.admitted += 1
+            self._admit(ticket)
         else:
             self._line_up(ticket)
         return ticket
@@ -120,14 +120,16 @@ class Admission:
 
     def dispatch(self) -> None:
         """Lets go on whoever there is room for; called whenever room may have come."""
-        while self._queue and self._room():
+        # The stage is asked once: those who go on now show in its load only when they have been sent.
+        go_on = bool(self._queue) and self._room()
+        while go_on:
             ticket = self._queue.pop(self._clock())
             assert isinstance(ticket, Ticket)
             self._forget(ticket)
-            ticket.admitted = True
-            self.admitted += 1
+            self._admit(ticket)
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)
+            go_on = bool(self._queue) and self._spare_tokens > 0 and self.admitted < self._limits.max_concurrent
 
     def sleep(self, *, asleep: bool) -> None:
         """Says whether the pool is at zero or on its way up: requests are then held for as long as a start may take."""
@@ -165,7 +167,16 @@ class Admission:
 
     # --- within --------------------------------------------------------------------------------------------------
     def _room(self) -> bool:
-        return self.admitted < self._limits.max_concurrent and self._asleep_since_s is None and not self.full()
+        if self.admitted >= self._limits.max_concurrent or self._asleep_since_s is not None:
+            return False
+        if self._spare_tokens <= 0:
+            self._spare_tokens = self.spare_tokens()
+        return self._spare_tokens > 0
+
+    def _admit(self, ticket: Ticket) -> None:
+        ticket.admitted = True
+        self.admitted += 1
+        self._spare_tokens -= ticket.cost_tokens
 
     def _has_place(self, size_bytes: int) -> bool:
         limits = self._limits
@@ -216,5 +227,5 @@ class Admission:
 _DEFAULT: Final = Share()
 
 
-def _never() -> bool:
-    return False
+def _boundless() -> float:
+    return float("inf")
