@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from e2e.cluster import binaries
+from e2e.cluster import binaries, debian
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.layout import known_names, load
 from e2e.cluster.lifecycle import DEFAULT_CONTROL_PLANE_NAME, DEFAULT_NODE_NAME, down, status, up
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--group", action="append", default=[], help="a group of --user; may be repeated")
     one.set_defaults(act=_kubeconfig)
 
-    one = commands.add_parser("build", help="build every program of the cluster now, so that `up` need not")
+    one = commands.add_parser("build", help="install and build every program of the cluster now, so that `up` need not")
     one.add_argument(
         "--clean-go-caches", action="store_true", help="then remove what Go downloaded and compiled, some 5 GB"
     )
@@ -127,7 +127,9 @@ def _kubeconfig(chosen: argparse.Namespace) -> None:
 
 
 def _build(chosen: argparse.Namespace) -> None:
-    for name, path in binaries.ensure(binaries.PROGRAMS, Progress("build")).items():
+    progress = Progress("build")
+    debian.ensure(debian.NODE_PACKAGES, progress)
+    for name, path in binaries.ensure(binaries.PROGRAMS, progress).items():
         print(f"{name}\t{path}")
     if chosen.clean_go_caches:
         binaries.clean_go_caches()

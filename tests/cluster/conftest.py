@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from e2e.cluster import debian
 from e2e.cluster.fixtures import control_plane, full_cluster, shared_node
 from e2e.cluster.paths import data_root, run_root
 from e2e.cluster.processes import bearing
+from e2e.cluster.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,4 +97,6 @@ def traces() -> Callable[[str], dict[str, list[str]]]:
 @pytest.fixture
 def machine() -> Callable[[str], dict[str, object]]:
     """What the machine looks like now, as far as a full cluster can change it; for tests that have the node alone."""
+    # A fresh machine lacks the programs that tell, and installing them would look like a change.
+    debian.ensure(debian.NODE_PACKAGES, Progress("tests"))
     return _machine
