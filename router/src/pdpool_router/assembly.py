@@ -23,6 +23,7 @@ from pdpool_router.edge.stack import Stack
 from pdpool_router.feeds import secret_files, static
 from pdpool_router.feeds.probes import Prober
 from pdpool_router.flow.admission import Admission
+from pdpool_router.flow.saturation import spare_tokens
 from pdpool_router.flow.wake import Wake
 from pdpool_router.forward.choice import Choice
 from pdpool_router.forward.handoff import Forwarder
@@ -72,6 +73,7 @@ class Router:
             config=config,
         )
         self.admission: Final = Admission(config.limits, {}, clock=monotonic, queued=self.telemetry.queued)
+        self.admission.spare_tokens = lambda: spare_tokens(self.endpoints.snapshot())
         self._wake: Final = Wake()
         self._life = Life.STARTED
         self.api: Final = Api(
