@@ -78,6 +78,11 @@ class Operator:
         """Under which name its requests stand in the API server's audit log."""
         return f"system:serviceaccount:{self.namespace}:{self.name}"
 
+    @property
+    def is_there(self) -> bool:
+        """Whether somebody has installed it."""
+        return self._deployment() is not None
+
     def wait_ready(self, say: Say | None = None, timeout_s: float = OPERATOR_TIMEOUT_S) -> None:
         """Wait until it is rolled out.
 

@@ -19,6 +19,7 @@ from e2e.scenarios import host_links, product, standin_pool
 from e2e.scenarios.api import ClusterApi
 from e2e.scenarios.node_images import load_images
 from e2e.scenarios.pools import Pool
+from e2e.scenarios.quickstart import Newcomer
 from e2e.scenarios.startup import StartupWatch
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["shared_node"]
 
+QUICKSTART_INSTALL, QUICKSTART_APPLY = 2, 1
+"""How many commands of the quick start install the product, and apply the sample."""
 STANDIN_READY_S = 60.0
 REAL_READY_S = 300.0
 
@@ -72,12 +75,27 @@ def api(cluster: Cluster) -> Iterator[ClusterApi]:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster, api: ClusterApi, say: Say) -> Operator:
-    """The operator as a pod of its image, installed by the committed manifest."""
+def newcomer(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, say: Say) -> Iterator[Newcomer]:
+    """Somebody who types the quick start's commands: each of the fixtures that need one leaves the rest to the next."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(cluster.kubeconfig.read_text())
+    somebody = Newcomer(kubeconfig, folder, say)
+    yield somebody
+    somebody.leave()
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster, api: ClusterApi, newcomer: Newcomer, say: Say) -> Operator:
+    """The operator as a pod of its image, installed as the quick start says; or by the manifest where one is."""
     new_images = load_images(cluster, say)
-    say("pdpool: install")
-    product.install(api, product.manifest(), new_images)
     installed = product.operator(api)
+    if installed.is_there:
+        say("pdpool: install by the manifest")
+        product.install(api, product.manifest(), new_images)
+        newcomer.skips(QUICKSTART_INSTALL)
+    else:
+        newcomer.types(QUICKSTART_INSTALL)
     installed.wait_ready(say)
     return installed
 
@@ -157,7 +175,7 @@ class RealPool:
 
 
 @pytest.fixture(scope="session")
-def real_pool(api: ClusterApi, namespaces: Namespaces, say: Say) -> Iterator[RealPool]:
+def real_pool(api: ClusterApi, namespaces: Namespaces, newcomer: Newcomer, say: Say) -> Iterator[RealPool]:
     """The one set of real engines, started by the unchanged sample."""
     install.install()
     model.make()
@@ -166,9 +184,10 @@ def real_pool(api: ClusterApi, namespaces: Namespaces, say: Say) -> Iterator[Rea
     space = namespaces.make("real")
     sample = yaml.safe_load(SAMPLE.read_text())
     made = Pool(api, sample["metadata"]["name"], space)
+    newcomer.works_in(space)
     with StartupWatch(made) as starts:
         applied_s = time.time()
-        api.kubectl(["apply", "--namespace", space, "-f", str(SAMPLE)])
+        newcomer.types(QUICKSTART_APPLY)
         say("pool of real engines: start")
         made.wait_ready(REAL_READY_S, say)
         ready_s = time.time()
