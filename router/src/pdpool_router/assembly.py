@@ -18,6 +18,7 @@ from pdpool_router.edge.access import Access
 from pdpool_router.edge.admin import Admin
 from pdpool_router.edge.news import EndpointNews
 from pdpool_router.edge.openai import Api
+from pdpool_router.edge.page import Page
 from pdpool_router.edge.server import Server
 from pdpool_router.edge.stack import Stack
 from pdpool_router.feeds import secret_files, static
@@ -86,7 +87,14 @@ class Router:
         )
         self._secret_files = secret_files.SecretFiles(self._renew)
         self._secret_files.follow(config, files)
-        self.admin: Final = Admin(self.telemetry, self.endpoints, ready=self._unready)
+        page = Page(
+            self.telemetry,
+            self.endpoints,
+            self._choice.recent,
+            models=lambda: self.config.model.served_names,
+            ready=self._unready,
+        )
+        self.admin: Final = Admin(self.telemetry, self.endpoints, page, ready=self._unready)
         self.server: Server
         self._ticker = Ticker()
         self._prober = Prober(self.endpoints, self.transport)

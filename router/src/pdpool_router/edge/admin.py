@@ -5,7 +5,7 @@ Boundary: it reads; nothing here is on the path of a request, hence a library's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -14,15 +14,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from pdpool_api.names import ENGINE_ROLES, ROUTER_METRICS_PREFIX
+from pdpool_router.edge.page import STATES, Page, described, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from pdpool_router.records import Endpoint
     from pdpool_router.state.endpoints import Endpoints
     from pdpool_router.telemetry import Histogram, Telemetry
-
-_STATES: Final = ("ready", "failing", "draining")
 
 
 class Metrics(Collector):
@@ -101,16 +99,9 @@ class Metrics(Collector):
         )
         known = [(endpoint.role, state_of(endpoint, self._endpoints)) for endpoint in self._endpoints.all()]
         for role in ENGINE_ROLES:
-            for state in _STATES:
+            for state in STATES:
                 family.add_metric((role.value, state), known.count((role, state)))
         return family
-
-
-def state_of(endpoint: Endpoint, endpoints: Endpoints) -> str:
-    """One of `ready`, `failing`, `draining`."""
-    if endpoint.draining:
-        return "draining"
-    return "ready" if endpoints.health.usable(endpoint.uid) else "failing"
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], int]) -> Metric:
@@ -133,9 +124,10 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 class Admin:
     """The admin port's server."""
 
-    def __init__(self, telemetry: Telemetry, endpoints: Endpoints, *, ready: Callable[[], str]) -> None:
+    def __init__(self, telemetry: Telemetry, endpoints: Endpoints, page: Page, *, ready: Callable[[], str]) -> None:
         """`ready` tells why the router is not ready; empty: it is."""
         self._endpoints = endpoints
+        self._page = page
         self._ready = ready
         self._registry = CollectorRegistry()
         self._registry.register(Metrics(telemetry, endpoints))
@@ -150,6 +142,7 @@ class Admin:
                 web.get("/livez", self._livez),
                 web.get("/readyz", self._readyz),
                 web.get("/debug/snapshot", self._snapshot),
+                *self._page.routes(),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -161,6 +154,7 @@ class Admin:
 
     async def close(self) -> None:
         """Closes the port."""
+        self._page.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -179,22 +173,9 @@ class Admin:
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         del request
-        load = self._endpoints.inflight
         return web.json_response(
             {
                 "listed": self._endpoints.listed,
-                "endpoints": [
-                    {
-                        "uid": endpoint.uid,
-                        "name": endpoint.name,
-                        "role": endpoint.role.value,
-                        "address": endpoint.authority,
-                        "revision": endpoint.revision,
-                        "state": state_of(endpoint, self._endpoints),
-                        "inflight": load.requests.get(endpoint.uid, 0),
-                        "localPrefills": load.local_prefills.get(endpoint.uid, 0),
-                    }
-                    for endpoint in self._endpoints.all()
-                ],
+                "endpoints": [described(each, self._endpoints) for each in self._endpoints.all()],
             }
         )

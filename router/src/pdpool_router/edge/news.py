@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from pdpool_router.edge.admin import state_of
+from pdpool_router.edge.page import state_of
 
 if TYPE_CHECKING:
     from pdpool_router.state.endpoints import Endpoints

@@ -6,6 +6,7 @@ which way at first, which decode after a prefill, which pair without the endpoin
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,9 @@ _UNPLACED: Final[dict[Unplaced, tuple[type[Unavailable], str]]] = {
         "No prefill engine is ready, and decode computes as many prompts as it may.",
     ),
 }
+Recent = tuple[float, str, Decision | Unplaced | None]
+"""When (by the monotonic clock), which question, and what the policy answered; None: no decode endpoint."""
+_REMEMBERED: Final = 64
 
 
 class Choice:
@@ -37,6 +41,8 @@ class Choice:
         self.policy = policy
         self._endpoints = endpoints
         self._rng = rng
+        self.recent: Final[deque[Recent]] = deque(maxlen=_REMEMBERED)
+        """The last answers, the newest last, for a person who asks why."""
 
     def plan(self, request: Request, snapshot: Snapshot | None = None) -> Decision:
         """The way of a request and the first endpoint on it; `snapshot`: another view than the present one.
@@ -44,21 +50,29 @@ class Choice:
         Raises:
             Unavailable: there is none.
         """
-        found = self.policy.plan(request, snapshot or self._endpoints.snapshot(), monotonic(), self._rng)
+        found = self._planned(request, snapshot or self._endpoints.snapshot())
         if isinstance(found, Unplaced):
             raise unavailable(found)
         return found
 
     def replan(self, request: Request) -> Decision | Unplaced:
         """The same after a failure, when there need not be any."""
-        return self.policy.plan(request, self._endpoints.snapshot(), monotonic(), self._rng)
+        return self._planned(request, self._endpoints.snapshot())
+
+    def _planned(self, request: Request, snapshot: Snapshot) -> Decision | Unplaced:
+        now_s = monotonic()
+        found = self.policy.plan(request, snapshot, now_s, self._rng)
+        self.recent.append((now_s, "way", found))
+        return found
 
     def place(self, request: Request, revision: str) -> Endpoint | None:
         """A decode endpoint after a prefill of that revision; None: there is none."""
         snapshot = self._endpoints.snapshot()
         if not snapshot.one_revision:
             request = msgspec.structs.replace(request, revision=revision)
-        placed = self.policy.place(request, None, snapshot, monotonic(), self._rng)
+        now_s = monotonic()
+        placed = self.policy.place(request, None, snapshot, now_s, self._rng)
+        self.recent.append((now_s, "decode", placed))
         return placed.endpoint if placed is not None else None
 
     def another_pair(
