@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdpool_api.names import Role
 from pdpool_router.records import Endpoint
 from pdpool_router.state.endpoints import Endpoints
-from pdpool_router.state.health import FAILURES_TO_LEAVE, LONGEST_PAUSE_S, Health
+from pdpool_router.state.health import FAILURES_TO_LEAVE, FIRST_PAUSE_S, LONGEST_PAUSE_S, RAMP_S, Health
 from pdpool_router.state.inflight import Inflight, Lease
 
 
@@ -85,8 +87,18 @@ def test_a_draining_endpoint_is_known_but_not_chosen() -> None:
     assert {one.uid for one in endpoints.all()} == {"a", "b"}
 
 
-def test_an_endpoint_that_keeps_failing_leaves_and_comes_back() -> None:
-    """A few failures in a row take an endpoint out; it comes back after a pause, and a further failure costs more."""
+def out(health: Health, uid: str) -> None:
+    """Makes an incarnation fail until it is left out."""
+    for _ in range(FAILURES_TO_LEAVE):
+        health.failed(uid)
+    assert not health.usable(uid)
+
+
+def test_an_endpoint_that_keeps_failing_leaves_and_is_tried_by_one() -> None:
+    """A few failures in a row take an endpoint out; after a pause one request at a time may try it.
+
+    Each further failure costs a longer pause, up to half of the 30 s in which a recovery must be seen.
+    """
     clock = Clock()
     health = Health(clock=clock)
     for _ in range(FAILURES_TO_LEAVE - 1):
@@ -97,12 +109,13 @@ def test_an_endpoint_that_keeps_failing_leaves_and_comes_back() -> None:
     assert not health.usable("a")
     clock.now_s += 1.1
     assert health.version() != before
-    assert health.usable("a")
     longest = 0.0
     for _ in range(12):
+        assert health.usable("a")
+        assert health.on_trial("a")
+        assert health.full({}) == frozenset()
+        assert health.full({"a": 1}) == {"a"}
         health.failed("a")
-        health.version()
-        assert not health.usable("a")
         waited_s = 0.0
         while not health.usable("a"):
             clock.now_s += 0.25
@@ -112,8 +125,51 @@ def test_an_endpoint_that_keeps_failing_leaves_and_comes_back() -> None:
     assert 4 < longest <= LONGEST_PAUSE_S + 0.25 < 30
 
 
+def test_an_endpoint_that_passed_its_trial_gets_more_and_more() -> None:
+    """No herd: what it may have at once doubles, and after a few seconds it is as good as any."""
+    clock = Clock()
+    health = Health(clock=clock)
+    out(health, "a")
+    clock.now_s += FIRST_PAUSE_S
+    health.version()
+    health.answered("a")
+    allowed = []
+    for _ in range(8):
+        allowed.append(next(count for count in range(10_000) if health.full({"a": count})))
+        clock.now_s += 0.5
+    assert allowed == [2, 4, 8, 16, 32, 64, 128, 256]
+    clock.now_s += RAMP_S
+    health.version()
+    assert not health.recovering
+    assert health.full({"a": 10_000}) == frozenset()
+    out(health, "a")
+    clock.now_s += FIRST_PAUSE_S  # the pause begins anew, too
+    health.version()
+    assert health.usable("a")
+
+
+def test_an_answered_probe_does_not_excuse_unanswered_requests() -> None:
+    """`/health` of an engine that fails its requests changes nothing; where nobody listened, it begins a trial."""
+    health = Health(clock=Clock())
+    health.failed("a")
+    health.failed("a")
+    health.probed("a")
+    health.failed("a")
+    assert not health.usable("a")
+    health.probed("a")
+    assert not health.usable("a")
+    health.failed("b", certain=True)
+    assert not health.answers("b")
+    before = health.version()
+    health.probed("b")
+    assert health.version() != before
+    assert health.on_trial("b")
+    health.failed("b")
+    assert not health.usable("b")
+
+
 def test_success_forgets_failures() -> None:
-    """An answer between failures begins the count anew, and brings an endpoint back at once."""
+    """An answer between failures begins the count anew, and ends a trial."""
     health = Health(clock=Clock())
     for _ in range(10):
         health.failed("a")
@@ -123,6 +179,144 @@ def test_success_forgets_failures() -> None:
     assert not health.usable("a")
     health.succeeded("a")
     assert health.usable("a")
+    assert not health.on_trial("a")
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("fcsapt"), st.floats(0, 20)), max_size=60))
+def test_health_never_forgets_to_let_somebody_back(steps: list[tuple[str, str, float]]) -> None:
+    """Whatever happens in whatever order, an incarnation may be chosen 30 s later, and counts of two never mix."""
+    clock = Clock()
+    health = Health(clock=clock)
+    for uid, step, wait_s in steps:
+        clock.now_s += wait_s
+        health.version()
+        match step:
+            case "f":
+                health.failed(uid)
+            case "c":
+                health.failed(uid, certain=True)
+            case "s":
+                health.succeeded(uid)
+                assert health.usable(uid)
+            case "a":
+                health.answered(uid)
+            case "p":
+                health.probed(uid)
+        assert health.full({}) == frozenset()
+        assert health.recovering == any(health.full({"a": 10**6, "b": 10**6}))
+    clock.now_s += 30
+    health.version()
+    assert health.usable("a")
+    assert health.usable("b")
+    assert health.full({}) == frozenset()
+
+
+# --- who is at fault -------------------------------------------------------------------------------------------------
+def endpoints_of(prefill: str, decodes: str) -> tuple[Endpoints, Clock, dict[str, Endpoint]]:
+    clock = Clock()
+    endpoints = Endpoints(Inflight(), clock=clock)
+    known = {uid: msgspec.structs.replace(decode(uid, name=uid), role=Role.PREFILL) for uid in prefill}
+    known |= {uid: decode(uid, name=uid) for uid in decodes}
+    endpoints.replace(known.values())
+    return endpoints, clock, known
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 4), st.integers(1, 3), st.integers())
+def test_a_poisoned_giver_is_left_out_and_nobody_else(prefills: int, decodes: int, seed: int) -> None:
+    """Q65: where decode fails on one prefill's KV only, that prefill leaves after a few requests.
+
+    Every decode, and every other prefill, stays; the one that left is tried now and then.
+    """
+    givers, takers = "pqrs"[:prefills], "def"[:decodes]
+    endpoints, clock, known = endpoints_of(givers, takers)
+    lost = 0
+    chance = Random(seed)
+    for number in range(200):
+        clock.now_s += 0.05
+        giver = chance.choice(endpoints.snapshot().prefill)
+        taker = chance.choice(endpoints.snapshot().decode)
+        if giver.uid == "p":
+            lost += 1
+            endpoints.refused(giver, taker)
+            clock.now_s += 0.01
+            endpoints.took(known["q"], chance.choice(endpoints.snapshot().decode))  # where the request goes then
+        else:
+            endpoints.took(giver, taker)
+        if number > 100:  # by then every pair was seen
+            assert {one.uid for one in endpoints.snapshot().decode} == set(takers)
+            assert set(givers[1:]) <= {one.uid for one in endpoints.snapshot().prefill}
+    assert lost <= FAILURES_TO_LEAVE + 8  # the first ones, and trials after 1, 2, 4, 8 s
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.integers(2, 3), st.integers())
+def test_a_broken_taker_is_left_out_and_no_giver(prefills: int, decodes: int, seed: int) -> None:
+    """Where one decode fails whatever it is given, it leaves, and every prefill stays, or is back soon."""
+    givers, takers = "pqr"[:prefills], "def"[:decodes]
+    endpoints, clock, known = endpoints_of(givers, takers)
+    lost = 0
+    chance = Random(seed)
+    for number in range(200):
+        clock.now_s += 0.05
+        giver = chance.choice(endpoints.snapshot().prefill)
+        taker = chance.choice(endpoints.snapshot().decode)
+        if taker.uid == "d":
+            lost += 1
+            endpoints.refused(giver, taker)
+            clock.now_s += 0.01
+            endpoints.took(chance.choice(endpoints.snapshot().prefill), known["e"])
+        else:
+            endpoints.took(giver, taker)
+        if number > 100:
+            assert {one.uid for one in endpoints.snapshot().prefill} == set(givers)
+    assert lost <= 3 * FAILURES_TO_LEAVE + 8
+
+
+def test_the_only_giver_is_replaced_by_decode_itself() -> None:
+    """With one pair nobody can tell who failed: prefill is left out, and what decode then does alone shows it."""
+    endpoints, clock, known = endpoints_of("p", "d")
+    endpoints.configure(max_local_prefills=4, local_allowed=True)
+    for _ in range(FAILURES_TO_LEAVE):
+        endpoints.refused(known["p"], known["d"])
+    assert endpoints.snapshot().prefill == ()
+    assert endpoints.health.usable("d")
+    endpoints.took(None, known["d"])
+    clock.now_s += FIRST_PAUSE_S
+    assert endpoints.snapshot().prefill == (known["p"],)
+    endpoints.refused(known["p"], known["d"])
+    assert endpoints.snapshot().prefill == ()
+    assert endpoints.health.usable("d")
+
+
+def test_an_endpoint_on_trial_gets_one_request_where_others_are() -> None:
+    """The rest goes to others; where there is no other, it gets all, but for prefill that decode can replace."""
+    clock = Clock()
+    endpoints = Endpoints(Inflight(), clock=clock)
+    endpoints.configure(max_local_prefills=4, local_allowed=True)
+    prefill = msgspec.structs.replace(decode("p", name="p"), role=Role.PREFILL)
+    endpoints.replace([decode("a"), decode("b"), prefill])
+
+    def chosen(role: str) -> set[str]:
+        return {one.uid for one in getattr(endpoints.snapshot(), role)}
+
+    for uid in "ap":
+        out(endpoints.health, uid)
+    assert (chosen("decode"), chosen("prefill")) == ({"b"}, set())
+    clock.now_s += FIRST_PAUSE_S
+    assert (chosen("decode"), chosen("prefill")) == ({"a", "b"}, {"p"})
+    leases = [endpoints.inflight.reserve(decode("a")), endpoints.inflight.reserve(prefill)]
+    assert (chosen("decode"), chosen("prefill")) == ({"b"}, set())
+    endpoints.configure(max_local_prefills=4, local_allowed=False)
+    assert chosen("prefill") == {"p"}
+    endpoints.configure(max_local_prefills=4, local_allowed=True)
+    out(endpoints.health, "b")
+    assert chosen("decode") == {"a"}
+    endpoints.health.answered("p")
+    leases += [endpoints.inflight.reserve(prefill) for _ in range(5)]
+    assert chosen("prefill") == {"p"}  # warm: nobody else is there, and it is known to be well
+    for lease in leases:
+        lease.release()
 
 
 def test_health_of_a_gone_endpoint_is_forgotten() -> None:

@@ -67,7 +67,7 @@ def state_of(endpoint: Endpoint, endpoints: Endpoints) -> str:
     """One of `ready`, `failing`, `draining`."""
     if endpoint.draining:
         return "draining"
-    return "ready" if endpoints.health.usable(endpoint.uid) else "failing"
+    return "ready" if endpoints.usable(endpoint.uid) else "failing"
 
 
 def described(endpoint: Endpoint, endpoints: Endpoints) -> dict[str, Any]:

@@ -69,5 +69,5 @@ class Prober:
                 return
         if not healthy:
             health.failed(endpoint.uid, certain=True)
-        elif not health.usable(endpoint.uid):
-            health.succeeded(endpoint.uid)
+        else:
+            health.probed(endpoint.uid)

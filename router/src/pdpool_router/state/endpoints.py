@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import Role
 from pdpool_router.records import Endpoint, Snapshot
+from pdpool_router.state.blame import NOBODY, Blame
 from pdpool_router.state.health import Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pdpool_router.state.inflight import Inflight
+
+_NOBODY_FULL: Final[frozenset[str]] = frozenset()
 
 
 class Endpoints:
@@ -25,6 +28,9 @@ class Endpoints:
     def __init__(self, inflight: Inflight, *, clock: Callable[[], float]) -> None:
         self.inflight: Final = inflight
         self.health: Final = Health(clock=clock)
+        self.givers: Final = Health(clock=clock)
+        """Health of prefill endpoints as givers of KV: one may answer every request, and poison decode by it."""
+        self._blame = Blame(clock=clock)
         self.listed = False
         """A source has told its endpoints once."""
         self.max_local_prefills = 0
@@ -32,7 +38,8 @@ class Endpoints:
         self._known: dict[str, Endpoint] = {}
         self._gone: list[Callable[[Endpoint], None]] = []
         self._snapshot: Snapshot | None = None
-        self._health_version = -1
+        self._health_version = (-1, -1)
+        self._full: frozenset[str] = _NOBODY_FULL
 
     def on_gone(self, callback: Callable[[Endpoint], None]) -> None:
         """Calls back for every endpoint that is dropped, or is no longer where it was."""
@@ -49,6 +56,8 @@ class Endpoints:
                 for callback in self._gone:
                     callback(endpoint)
         self.health.keep(new)
+        self.givers.keep(new)
+        self._blame.keep(new)
 
     def configure(self, *, max_local_prefills: int, local_allowed: bool) -> None:
         """Sets what the configuration says about the fallback to decode."""
@@ -62,11 +71,37 @@ class Endpoints:
 
     def snapshot(self) -> Snapshot:
         """The endpoints that may be chosen, and their load."""
-        version = self.health.version()
-        if self._snapshot is None or version != self._health_version:
+        version = (self.health.version(), self.givers.version())
+        full = _NOBODY_FULL
+        if self.health.recovering or self.givers.recovering:
+            requests = self.inflight.requests
+            full = self.health.full(requests) | self.givers.full(requests)
+        if self._snapshot is None or version != self._health_version or full != self._full:
             self._health_version = version
+            self._full = full
             self._snapshot = self._build()
         return self._snapshot
+
+    def usable(self, uid: str) -> bool:
+        """Whether an endpoint may be chosen, as far as its health is concerned."""
+        return self.health.usable(uid) and self.givers.usable(uid)
+
+    def took(self, giver: Endpoint | None, taker: Endpoint) -> None:
+        """Decode answered to the end: with the KV that a prefill endpoint handed over, or with its own (None)."""
+        self.health.succeeded(taker.uid)
+        self._blame.succeeded(giver.uid if giver is not None else NOBODY, taker.uid)
+        if giver is not None:
+            self.givers.succeeded(giver.uid)
+
+    def refused(self, giver: Endpoint, taker: Endpoint) -> None:
+        """Decode failed, before the first byte, on KV that a prefill endpoint handed over."""
+        if self._blame.failed(giver.uid, taker.uid) == taker.uid:
+            self.health.failed(taker.uid)
+        else:
+            self.givers.failed(giver.uid)
+
+    def _on_trial(self, uid: str) -> bool:
+        return self.health.on_trial(uid) or self.givers.on_trial(uid)
 
     def _build(self) -> Snapshot:
         return Snapshot(
@@ -82,8 +117,16 @@ class Endpoints:
 
     def _of(self, role: Role) -> tuple[Endpoint, ...]:
         candidates = [endpoint for endpoint in self._known.values() if endpoint.role is role and not endpoint.draining]
-        usable = tuple(endpoint for endpoint in candidates if self.health.usable(endpoint.uid))
-        if usable or role is Role.PREFILL:  # without prefill the configured fallback decides
-            return usable
+        usable = tuple(endpoint for endpoint in candidates if self.usable(endpoint.uid))
+        # Who recovers gets what it may have, and more only where nobody else is.
+        free = tuple(endpoint for endpoint in usable if endpoint.uid not in self._full) if self._full else usable
+        if free:
+            return free
+        if usable and self._full:
+            passed = tuple(endpoint for endpoint in usable if not self._on_trial(endpoint.uid))
+            if passed or role is not Role.PREFILL or not self.local_allowed:
+                return passed or usable
+        if role is Role.PREFILL:  # without prefill the configured fallback decides
+            return free
         # All fail: one that answers, however badly, is better than a refusal, and shows at once when it is well.
         return tuple(endpoint for endpoint in candidates if self.health.answers(endpoint.uid))
