@@ -319,7 +319,8 @@ async def test_unknown_models_call_no_leg(site: MakeSite) -> None:
         answer = await here.client.post(path, json={"model": "no/such", "prompt": "x"})
         assert answer.status_code == 404
         error = answer.json()["error"]
-        assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", "invalid_request_error")
+        kind = "not_found_error" if path == "/v1/messages" else "invalid_request_error"
+        assert (error["code"], error["param"], error["type"]) == ("model_not_found", "model", kind)
         assert answer.headers["x-pdpool-prefill"] == "none"
     assert all(engine.generations() == [] for engine in here.engines)
     assert (await here.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})).status_code == 200

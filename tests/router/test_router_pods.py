@@ -146,7 +146,7 @@ def names(told: list[list[Endpoint]]) -> set[str]:
 
 
 async def test_only_ready_owned_pods_are_endpoints(api: ScriptedApi) -> None:
-    """Q53, Q100: not ready, terminating, without address, of another role or of another owner: no endpoint."""
+    """Q53, Q100: not ready, ended, without address, of another role or of another owner: no endpoint."""
     api.pods = [
         pod("good"),
         pod(
@@ -155,7 +155,11 @@ async def test_only_ready_owned_pods_are_endpoints(api: ScriptedApi) -> None:
             metadata={"ownerReferences": [owner("InferencePool", "llama", POOL_UID, f"{GROUP}/v1alpha1")]},
         ),
         pod("unready", status={"podIP": "10.0.0.2", "conditions": [{"type": "Ready", "status": "False"}]}),
-        pod("terminating", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+        pod(
+            "ended",
+            metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"},
+            status={"podIP": "10.0.0.3", "phase": "Failed", "conditions": [{"type": "Ready", "status": "True"}]},
+        ),
         pod("addressless", status={"conditions": [{"type": "Ready", "status": "True"}]}),
         pod("router", "router"),
         pod("orphan", metadata={"ownerReferences": []}),
@@ -209,7 +213,7 @@ async def test_events_change_the_membership_at_once(api: ScriptedApi) -> None:
         await eventually(lambda: names(told) == {"one", "two"})
         await api.tell("MODIFIED", pod("one", metadata={"annotations": {ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}}))
         await eventually(lambda: any(endpoint.draining for endpoint in told[-1]))
-        await api.tell("MODIFIED", pod("two", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+        await api.tell("MODIFIED", pod("two", status={"podIP": "10.0.0.1", "conditions": []}))
         await eventually(lambda: names(told) == {"one"})
         await api.tell("DELETED", pod("one"))
         await eventually(lambda: names(told) == set())
@@ -269,3 +273,38 @@ async def test_an_address_is_ipv6_as_well(api: ScriptedApi) -> None:
         await eventually(lambda: bool(told))
     assert told[-1][0].host == "fd00::a"
     assert told[-1][0].authority == "[fd00::a]:8000"
+
+
+async def test_a_pod_that_terminates_is_known_until_it_is_gone(api: ScriptedApi) -> None:
+    """Q53: it gets nothing new, ready or not, and stays in the account while its streams run."""
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    api.pods = [pod("one", metadata=going), pod("two")]
+    async with following() as told:
+        await eventually(lambda: names(told) == {"one", "two"})
+        assert {endpoint.name for endpoint in told[-1] if endpoint.draining} == {"one"}
+        await api.tell("MODIFIED", pod("one", metadata=going, status={"podIP": "10.0.0.1", "conditions": []}))
+        await api.tell("MODIFIED", pod("two", metadata=going))
+        await eventually(lambda: all(endpoint.draining for endpoint in told[-1]))
+        assert names(told) == {"one", "two"}
+        await api.tell("DELETED", pod("one"))
+        await eventually(lambda: names(told) == {"two"})
+
+
+async def test_a_router_learns_that_its_own_pod_terminates(api: ScriptedApi) -> None:
+    """It is told while it still may serve, so that clients connect elsewhere before it stops."""
+    api.pods = [pod("mine", "router"), pod("other", "router")]
+    told: list[str] = []
+    source = PodSource(namespace="serving", pool="llama", uid=POOL_UID)
+    feed = pods.PodFeed(source, lambda _: None, own_name="mine", tell_end=lambda: told.append("ends"))
+    running = asyncio.create_task(feed.run())
+    try:
+        await eventually(lambda: bool(api.watches))
+        await api.tell("MODIFIED", pod("other", "router", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+        await api.tell("MODIFIED", pod("mine", "router"))
+        assert told == []
+        await api.tell("MODIFIED", pod("mine", "router", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+        await eventually(lambda: bool(told))
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running

@@ -96,6 +96,25 @@ async def test_the_command_serves_and_ends_a_stream_before_itself(tmp_path: Path
                 assert await router.process.wait() == 0
 
 
+async def test_a_request_on_its_way_at_the_end_is_answered() -> None:
+    """On a kept connection a request that meets SIGTERM gets its 503 and the end of the connection, and no reset."""
+    async with (
+        Standin("decode") as d,
+        command("--model", "tiny", "--decode", d.url) as router,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        ports = await router.logged("listening")
+        base = f"http://127.0.0.1:{ports['port']}"
+        assert (await client.get(f"{base}/health")).status_code == 200
+        router.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        answer = await client.post(f"{base}/v1/completions", json={"model": "tiny", "prompt": "x"})
+        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+        assert answer.json()["error"]["code"] == "shutting_down"
+        async with asyncio.timeout(10):
+            assert await router.process.wait() == 0
+
+
 async def test_the_command_may_hold_as_many_connections_as_the_system_allows() -> None:
     """The soft limit of open files, often 1024, is raised to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

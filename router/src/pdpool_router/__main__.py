@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
+import random
 import resource
 import signal
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import uvloop
@@ -20,9 +22,14 @@ import uvloop
 from pdpool_api.router_config import ConfigError
 from pdpool_router.assembly import Router
 from pdpool_router.config import Settings, settings, watch
+from pdpool_router.edge.access_log import AccessLog
+
+if TYPE_CHECKING:
+    from pdpool_router.edge.tracing import Tracer
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_USAGE: Final = 2
+_COLLECTOR_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 YOUNG_OBJECTS: Final = 10_000
 """So many more objects than at the last collection start one."""
 
@@ -52,7 +59,7 @@ async def _serve(chosen: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
-        router = Router(chosen.config)
+        router = Router(chosen.config, access_log=_access_log(chosen.access_log), tracer=_tracer())
     except ConfigError as fault:
         sys.stderr.write(f"pdpool-router: {fault}\n")
         raise SystemExit(EXIT_USAGE) from fault
@@ -79,6 +86,22 @@ async def _serve(chosen: Settings) -> None:
         if watching is not None:
             watching.cancel()
         await router.close()
+
+
+def _access_log(share: float) -> AccessLog | None:
+    return AccessLog(share, chance=random.random) if share else None
+
+
+def _tracer() -> Tracer | None:
+    """What traces requests; None where the environment names no collector, or what it takes is not installed."""
+    if not any(os.environ.get(name) for name in _COLLECTOR_VARIABLES):
+        return None
+    try:
+        from pdpool_router.edge.tracing import Tracer  # noqa: PLC0415 - an extra, and half a second of imports
+    except ImportError:
+        structlog.get_logger("pdpool_router").warning("no traces: pdpool-router[tracing] is not installed")
+        return None
+    return Tracer()
 
 
 def _allow_connections() -> None:

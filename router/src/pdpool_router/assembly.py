@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -40,22 +41,35 @@ if TYPE_CHECKING:
     import ssl
 
     from pdpool_api.router_config import RouterConfig
+    from pdpool_router.edge.access_log import AccessLog
+    from pdpool_router.edge.tracing import Tracer
     from pdpool_router.records import Endpoint
 
 _DRAIN_POLL_S: Final = 0.05
+_LINGER_S: Final = 1.0
+"""Longer than a request travels; after it a kept connection that says nothing is closed."""
 _log = structlog.get_logger("pdpool_router")
 
 
 class Router:
     """A whole router in this process's event loop."""
 
-    def __init__(self, config: RouterConfig, *, rng: random.Random | None = None) -> None:
-        """Reads the secret files that the configuration names.
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        rng: random.Random | None = None,
+        access_log: AccessLog | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """Reads the secret files that the configuration names; `access_log`, `tracer`: who is told of each request.
 
         Raises:
             ConfigError: one of them cannot be read, or is refused.
         """
         self.config = config
+        self._access_log = access_log
+        self._tracer = tracer
         files = secret_files.read(config)
         self._tls = _tls(config)
         self.telemetry: Final = Telemetry()
@@ -110,13 +124,15 @@ class Router:
             OSError: a port cannot be opened.
         """
         loop = asyncio.get_running_loop()
-        self.server = Server(Stack(self.api, self.telemetry), loop)
+        self.server = Server(Stack(self.api, self.telemetry, access_log=self._access_log, tracer=self._tracer), loop)
         self.endpoints.on_gone(self.transport.drop)
         self._follow(None)
         self._ticker.add(self.transport.sweep)
         self._ticker.add(self.server.sweep)
         self._ticker.add(EndpointNews(self.endpoints).tell)
         self._ticker.add(self._look_after_the_line)
+        if self._access_log is not None:
+            self._ticker.add(self._access_log.flush)
         self._ticker.start()
         self._tasks = [loop.create_task(self._prober.run()), loop.create_task(self._secret_files.run())]
         self.admin_port = await self.admin.listen(host, admin_port)
@@ -149,14 +165,24 @@ class Router:
             tls.load(self._tls, config.tls)
         self.api.configure(config, _access(config, files))
 
+    def _retire(self) -> None:
+        """Serves on, and has each client connect anew after its present answer: elsewhere, as the pod terminates."""
+        if not self.server.shutting_down:
+            _log.info("this pod terminates: connections are ended one by one")
+        self.server.shutting_down = True
+
     async def drain(self) -> None:
-        """Refuses what is new and waits until what was accepted has ended."""
+        """Refuses what is new and waits until what was accepted has ended.
+
+        Kept connections stay for a moment: a request that is on its way on one of them gets its 503, and no reset.
+        """
         self.api.shutting_down = True
         self.server.shutting_down = True
+        linger_until_s = monotonic() + (_LINGER_S if self.server.connections else 0)
+        while self.server.busy or (self.server.connections and monotonic() < linger_until_s):  # noqa: ASYNC110 - once in a life
+            await asyncio.sleep(_DRAIN_POLL_S)
         for connection in list(self.server.connections):
             connection.close_if_idle()
-        while self.server.busy:  # noqa: ASYNC110 - once in a life; an event would cost every request
-            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:
         """Closes everything at once."""
@@ -168,6 +194,10 @@ class Router:
         await self.server.close()
         self.transport.close()
         await self.admin.close()
+        if self._access_log is not None:
+            self._access_log.flush()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def _unready(self) -> str:
         if self.api.shutting_down:
@@ -194,7 +224,13 @@ class Router:
         from pdpool_router.feeds.pods import PodFeed  # noqa: PLC0415
 
         self._feeding = asyncio.get_running_loop().create_task(
-            PodFeed(config.endpoints.pods, self._take, self._set_life).run()
+            PodFeed(
+                config.endpoints.pods,
+                self._take,
+                self._set_life,
+                own_name=socket.gethostname(),
+                tell_end=self._retire,
+            ).run()
         )
 
     def _take(self, endpoints: list[Endpoint]) -> None:

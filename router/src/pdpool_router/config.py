@@ -35,6 +35,8 @@ class Settings(NamedTuple):
     admin_port: int
     log_level: str
     log_format: str
+    access_log: float
+    """Share of the requests that are logged, in [0, 1]; 0: no access log at all."""
 
 
 def settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -51,7 +53,16 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         config = read(flags.config)
     else:
         config = _from_flags(flags)
-    return Settings(config, flags.config, flags.host, flags.port, flags.admin_port, flags.log_level, flags.log_format)
+    return Settings(
+        config,
+        flags.config,
+        flags.host,
+        flags.port,
+        flags.admin_port,
+        flags.log_level,
+        flags.log_format,
+        flags.access_log,
+    )
 
 
 def read(file: Path) -> RouterConfig:
@@ -126,6 +137,13 @@ def _from_flags(flags: argparse.Namespace) -> RouterConfig:
     return from_mapping(raw)
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return share
+
+
 def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number <= _LAST_PORT:
@@ -154,4 +172,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--admin-port", type=_port, default=ROUTER_ADMIN_PORT, help="admin port (%(default)s); 0: any")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-format", choices=("json", "console"), default="json")
+    parser.add_argument(
+        "--access-log",
+        type=_share,
+        nargs="?",
+        const=1.0,
+        default=0.0,
+        metavar="SHARE",
+        help="one JSON line a request, of all or of a share of them; answers of 500 and above are always logged",
+    )
     return parser

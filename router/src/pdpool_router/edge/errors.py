@@ -1,4 +1,4 @@
-"""The one table from faults to HTTP, and OpenAI's shape of an error.
+"""The one table from faults to HTTP, and the shapes of an error: OpenAI's, and on its own routes Anthropic's.
 
 Boundary: bytes of bodies and events; what went wrong is `faults`. A fault that is not in the table is the router's
 own defect: 500.
@@ -45,6 +45,16 @@ _TABLE: Final[tuple[tuple[type[faults.Fault], Shape], ...]] = (
     (faults.EngineFault, Shape(502, "upstream_error", "engine_failure")),
 )
 _OWN_DEFECT: Final = Shape(500, "internal_error", None)
+_SERVER_ERROR: Final = 500
+_MESSAGES: Final = b"/v1/messages"
+_ANTHROPICS_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -53,16 +63,36 @@ def shape(fault: faults.Fault) -> Shape:
     return next((shape for kind, shape in _TABLE if isinstance(fault, kind)), _OWN_DEFECT)
 
 
-def body(fault: faults.Fault) -> bytes:
-    """OpenAI's JSON of a fault."""
+def is_anthropics(path: bytes) -> bool:
+    """Whether a route speaks Anthropic's dialect."""
+    return path.startswith(_MESSAGES)
+
+
+def body(fault: faults.Fault, path: bytes = b"") -> bytes:
+    """The JSON of a fault, as the clients of the route read it."""
     kind = shape(fault)
     param = "model" if isinstance(fault, faults.UnknownModel) else None
-    return _encode({"error": {"message": str(fault), "type": kind.type, "param": param, "code": kind.code}})
+    return _error(kind, str(fault), param, path)
 
 
-def event(fault: faults.Fault) -> bytes:
-    """An event of a stream that tells a fault; the stream ends after it, without `[DONE]`."""
-    return b"data: %b\n\n" % body(fault)
+def event(fault: faults.Fault, path: bytes = b"") -> bytes:
+    """An event of a stream that tells a fault; the stream ends after it, without its usual end."""
+    return b"%bdata: %b\n\n" % (b"event: error\n" if is_anthropics(path) else b"", body(fault, path))
+
+
+def internal(path: bytes) -> bytes:
+    """The JSON of a defect of the router's own; it tells nothing."""
+    return _error(_OWN_DEFECT, "Internal error.", None, path)
+
+
+def _error(kind: Shape, message: str, param: str | None, path: bytes) -> bytes:
+    error = {"message": message, "type": kind.type, "param": param, "code": kind.code}
+    if not is_anthropics(path):
+        return _encode({"error": error})
+    # Anthropic's clients go by these two types; what else OpenAI's shape tells is kept.
+    status = kind.status
+    own = _ANTHROPICS_TYPES.get(status) or ("api_error" if status >= _SERVER_ERROR else "invalid_request_error")
+    return _encode({"type": "error", "error": {**error, "type": own}})
 
 
 def header_lines(fault: faults.Fault) -> bytes:
@@ -74,8 +104,3 @@ def header_lines(fault: faults.Fault) -> bytes:
     if isinstance(fault, faults.MethodNotAllowed):
         return b"allow: %b\r\n" % fault.allowed.encode()
     return b""
-
-
-INTERNAL_ERROR: Final = _encode(
-    {"error": {"message": "Internal error.", "type": _OWN_DEFECT.type, "param": None, "code": None}}
-)

@@ -19,11 +19,14 @@ from pdpool_router.edge import errors
 from pdpool_router.faults import Fault
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import Span
+
     from pdpool_router.edge.access import Client
     from pdpool_router.edge.connection import Connection
     from pdpool_router.flow.admission import Ticket
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.upstream import Upstream
+    from pdpool_router.trail import Trail
 
 _STATUS_LINE: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -63,6 +66,14 @@ class Exchange:
     refusal: Fault | None = None
     """Why the request is not served, known before it was whole."""
     arrived_s = 0.0
+    waited_s = 0.0
+    """How much of the time since then it waited in line."""
+    route = "other"
+    """The path, where it is one of the API's."""
+    trail: Trail | None = None
+    """Where its steps are noted; None: nobody asks."""
+    span: Span | None = None
+    """Its part of a trace; None: it is not traced."""
     begun = False
     status = 0
     """What counts as the answer's: also where it never was written."""
@@ -129,9 +140,10 @@ class Exchange:
         if self.begun:
             self.abort()
         elif isinstance(fault, Fault):
-            self.answer(errors.shape(fault).status, errors.body(fault), header_lines=_JSON + errors.header_lines(fault))
+            body = errors.body(fault, self.path)
+            self.answer(errors.shape(fault).status, body, header_lines=_JSON + errors.header_lines(fault))
         else:
-            self.answer(500, errors.INTERNAL_ERROR)
+            self.answer(500, errors.internal(self.path))
 
     def end(self) -> None:
         """See `Sink`."""
@@ -156,7 +168,7 @@ class Exchange:
 
     def error_event(self, fault: Fault) -> bytes:
         """See `Sink`."""
-        return errors.event(fault)
+        return errors.event(fault, self.path)
 
     def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
         self.begun = True

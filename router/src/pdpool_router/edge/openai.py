@@ -6,7 +6,7 @@ else is ever sent to an engine, so that no spelling reaches an engine's own rout
 
 from __future__ import annotations
 
-from time import time
+from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -66,6 +66,7 @@ class _InLine:
         self._exchange = exchange
         self._work = work
         self._left = False
+        self._since_s = monotonic()
         turn.add_done_callback(self._on_turn)
 
     def cancel(self) -> None:
@@ -81,11 +82,13 @@ class _InLine:
             self._exchange.fail(fault)
             self._exchange.end()
             return
+        self._exchange.waited_s = monotonic() - self._since_s
         self._exchange.work = self._work
         self._work.start()
 
 
 class _Path(NamedTuple):
+    name: str
     methods: tuple[bytes, ...]
     handler: Callable[[Exchange], None]
     route: legs.Route | None = None
@@ -113,14 +116,17 @@ class Api:
         self.shutting_down = False
         self.configure(config, access)
         self._paths: Final = {
-            b"/health": _Path(_GET, self._health, needs_key=False),
-            b"/v1/models": _Path(_GET, self._models),
-            **{route.path.encode(): _Path(_POST, self._generate, route) for route in legs.Route},
-            b"/tokenize": _Path(_POST, self._pass_on),
-            b"/detokenize": _Path(_POST, self._pass_on),
-            b"/v1/messages/count_tokens": _Path(_POST, self._pass_on),
+            path.name.encode(): path
+            for path in (
+                _Path("/health", _GET, self._health, needs_key=False),
+                _Path("/v1/models", _GET, self._models),
+                *(_Path(route.path, _POST, self._generate, route) for route in legs.Route),
+                _Path("/tokenize", _POST, self._pass_on),
+                _Path("/detokenize", _POST, self._pass_on),
+                _Path("/v1/messages/count_tokens", _POST, self._pass_on),
+            )
         }
-        self._one_model: Final = _Path(_GET, self._model)
+        self._one_model: Final = _Path("/v1/models/{id}", _GET, self._model)
 
     def configure(self, config: RouterConfig, access: Access) -> None:
         """Takes over a configuration, and who may ask; requests in hand keep what they began with."""
@@ -145,6 +151,7 @@ class Api:
         path = self._paths.get(exchange.path) or self._path(exchange.path)
         if path is None:
             return UnknownRoute("Not Found")
+        exchange.route = path.name
         if exchange.method not in path.methods:
             return MethodNotAllowed(", ".join(method.decode() for method in path.methods))
         if path.needs_key:

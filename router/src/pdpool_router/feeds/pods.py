@@ -2,8 +2,10 @@
 
 Boundary: reads the API and tells the whole membership after every change. A watch is a hint and a list is the truth,
 so everything is listed again at least every 60 s, whatever the watch says. A pod is an endpoint only while it is
-Ready, has an address, does not terminate, and its chain of controllers (directly, or ReplicaSet and Deployment) ends
-at the pool's uid: a label alone makes nobody an endpoint.
+Ready, has an address, and its chain of controllers (directly, or ReplicaSet and Deployment) ends at the pool's uid: a
+label alone makes nobody an endpoint. One that terminates gets nothing new, and is known until it is gone, as its
+streams still run. The router's own pod is among those that are followed: it so learns that it will have to end before
+it is told to.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ LONGEST_PAUSE_S: Final = 5.0
 _MAX_EVENT_BYTES: Final = 4 * 1024 * 1024  # one pod is at most 1.5 MiB in etcd
 _OK: Final = 200
 _NOT_FOUND: Final = 404
+_ENDED: Final = ("Succeeded", "Failed")
 _MAX_OWNERS: Final = 10_000
 _ENGINE_ROLE_NAMES: Final = frozenset(role.value for role in ENGINE_ROLES)
 _log = structlog.get_logger("pdpool_router")
@@ -94,12 +97,13 @@ def endpoint_of(pod: Json) -> Endpoint | None:
     metadata = pod["metadata"]
     labels = metadata["labels"]
     role = Role(labels[LABEL_ROLE])
-    if role not in ENGINE_ROLES or metadata.get("deletionTimestamp"):
+    if role not in ENGINE_ROLES:
         return None
     status = pod.get("status") or {}
     address = status.get("podIP")
     conditions = {str(one["type"]): one["status"] for one in status.get("conditions") or ()}
-    if not address or conditions.get("Ready") != "True":
+    leaves = bool(metadata.get("deletionTimestamp"))
+    if not address or status.get("phase") in _ENDED or not (leaves or conditions.get("Ready") == "True"):
         return None
     return Endpoint(
         uid=str(metadata["uid"]),
@@ -108,7 +112,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         host=str(address),
         port=_http_port(pod),
         revision=str(labels.get(LABEL_REVISION) or ""),
-        draining=ANNOTATION_DRAINING in (metadata.get("annotations") or {}),
+        draining=leaves or ANNOTATION_DRAINING in (metadata.get("annotations") or {}),
     )
 
 
@@ -158,8 +162,16 @@ class PodFeed:
         source: PodSource,
         tell: Callable[[list[Endpoint]], None],
         tell_life: Callable[[Life], None] = lambda life: None,  # noqa: ARG005 - nobody wants to know
+        *,
+        own_name: str = "",
+        tell_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell` gets the whole membership, at first when everything was listed once; `tell_life`, see `life_of`."""
+        """`tell` gets the whole membership, at first when everything was listed once; `tell_life`, see `life_of`.
+
+        `tell_end` is called while the router's own pod, `own_name`, terminates.
+        """
+        self._own_name = own_name
+        self._tell_end = tell_end
         self._source = source
         self._tell = tell
         self._tell_life = tell_life
@@ -242,6 +254,8 @@ class PodFeed:
                 self._warn(uid, "a pod with the pool's label is no endpoint", reason=type(fault).__name__)
         self._warned.intersection_update(self._pods)
         self._tell_life(self._life())
+        if any(_terminates(pod, self._own_name) for pod in self._pods.values()):
+            self._tell_end()
         if endpoints != self._told:
             self._told = endpoints
             self._tell(endpoints)
@@ -302,6 +316,11 @@ class PodFeed:
     @property
     def _selector(self) -> list[tuple[str, str]]:
         return [("labelSelector", f"{LABEL_POOL}={label_value(self._source.pool)}")]
+
+
+def _terminates(pod: Any, name: str) -> bool:
+    metadata = pod.get("metadata") if isinstance(pod, dict) else None
+    return isinstance(metadata, dict) and metadata.get("name") == name and bool(metadata.get("deletionTimestamp"))
 
 
 def _uid(pod: Any) -> str:

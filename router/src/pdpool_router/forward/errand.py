@@ -11,7 +11,7 @@ import msgspec
 
 from pdpool_router.faults import ConnectFailed, EngineFault, EngineMalformed, EngineTimedOut
 from pdpool_router.forward.choice import without
-from pdpool_router.forward.leg import CLIENT_ERROR, OK, SERVER_ERROR, request_bytes, status_fault
+from pdpool_router.forward.leg import BAD_REQUEST, OK, SERVER_ERROR, request_bytes, status_fault
 from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, Whole
 
@@ -71,7 +71,7 @@ class Errand:
         del now_s
         if head.status >= SERVER_ERROR:
             self.on_fault(status_fault(head.status))
-        elif head.status != OK and head.status < CLIENT_ERROR:
+        elif head.status != OK and head.status < BAD_REQUEST:
             self.on_fault(EngineMalformed("The engine's answer is not valid."))
         else:
             if head.status == OK:

@@ -34,7 +34,7 @@ from pdpool_router.faults import (
     NoEndpoint,
 )
 from pdpool_router.forward.choice import unavailable, without
-from pdpool_router.forward.leg import CLIENT_ERROR, OK, SERVER_ERROR, request_bytes, status_fault
+from pdpool_router.forward.leg import BAD_REQUEST, OK, SERVER_ERROR, request_bytes, status_fault
 from pdpool_router.forward.relay import Large, Sink, Stream
 from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, MAX_HELD_BYTES, Whole
@@ -93,15 +93,17 @@ class Journey:
     """The present leg is the prefill leg."""
     _started_s = 0.0
     _own_s = 0.0
-    """What the router itself took before the first leg."""
+    """What the router itself took so far, without waiting for engines or in line."""
+    _ready_s = 0.0
+    """When all that the present leg needs was there."""
     _local_place: Lease | None = None
     _handoff: legs.Handoff | None = None
     """What the prefill leg handed over; None: one leg serves the request."""
     _prefill: Endpoint | None = None
     """Where that was."""
     _answering_body = b""
-    _answered = False
-    """The answering leg's engine has begun to answer, with success."""
+    _kv_is_settled = False
+    """Decode pulled what prefill holds for it, or has told prefill that nobody will."""
     _stream: Stream | None = None
     _over = False
     _may_retry_prefill = True
@@ -114,9 +116,11 @@ class Journey:
         self._job = job
         self._sink = sink
         self._request = job.request
+        self._trail = sink.trail
 
     def start(self) -> None:
         """Takes the first step; all others follow from what engines answer."""
+        self._ready_s = self._sink.arrived_s + self._sink.waited_s
         try:
             self._take(self._forwarder.choice.plan(self._request))
         except Exception as fault:  # noqa: BLE001 - a request must not be left without an answer
@@ -124,6 +128,8 @@ class Journey:
 
     def cancel(self) -> None:
         """The client left: both legs' engines notice at once, and nothing more is told to the sink."""
+        if self._trail is not None:
+            self._trail.ended(monotonic(), "ClientLeft")
         self._let_go()
 
     def _take(self, decision: Decision) -> None:
@@ -141,8 +147,9 @@ class Journey:
         self._endpoint = endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
         self._started_s = now_s = monotonic()
-        if not self._own_s:
-            self._own_s = now_s - self._sink.arrived_s
+        self._own_s += now_s - self._ready_s
+        if self._trail is not None:
+            self._trail.sent("prefill", endpoint.name, now_s)
         limits = forwarder.config.limits
         call = Call(
             request_bytes(endpoint, job.route.path_bytes, job.head, body),
@@ -162,7 +169,7 @@ class Journey:
         if status != OK:
             if status >= SERVER_ERROR:
                 raise status_fault(status)
-            if status < CLIENT_ERROR:
+            if status < BAD_REQUEST:
                 raise EngineMalformed("The prefill engine's answer is not valid.")
             self._finish(head, body, None)
             return
@@ -174,6 +181,8 @@ class Journey:
         endpoint = self._endpoint
         self._forwarder.health.succeeded(endpoint.uid)
         self._telemetry.handoff.observe(now_s - self._started_s)
+        if self._trail is not None:
+            self._trail.ended(now_s)
         self._prefilling = False
         self._prefill = endpoint
         self._handoff = handoff
@@ -181,7 +190,8 @@ class Journey:
             self._telemetry.local_prefills["no_kv"] += 1
             self._sink.prefill = Way.LOCAL
         self._answering_body = legs.decode_body(self._job.body, handoff.params)
-        self._send_decode(now_s)
+        self._ready_s = now_s
+        self._send_decode()
 
     def _prefill_failed(self, fault: EngineFault) -> None:
         """Once elsewhere, or what the configured fallback says."""
@@ -202,13 +212,13 @@ class Journey:
         self._take(again)
 
     # --- the answering leg ---------------------------------------------------------------------------------------
-    def _send_decode(self, ready_s: float) -> None:
+    def _send_decode(self) -> None:
         """The second of two legs."""
         assert self._prefill is not None
         endpoint = self._forwarder.choice.place(self._request, self._prefill.revision)
         if endpoint is None:
             raise NoEndpoint("No decode engine is ready for this request.")
-        self._send_answering(endpoint, ready_s)
+        self._send_answering(endpoint)
 
     def _send_alone(self, decision: Decision) -> None:
         """The only leg."""
@@ -217,15 +227,17 @@ class Journey:
         if decision.way is Way.LOCAL:
             self._telemetry.local_prefills[decision.reason] += 1
             self._local_place = self._forwarder.inflight.reserve_local_prefill(decision.endpoint)
-        self._send_answering(decision.endpoint, self._sink.arrived_s)
+        self._send_answering(decision.endpoint)
 
-    def _send_answering(self, endpoint: Endpoint, ready_s: float) -> None:
-        """`ready_s`: when all that it needs was there."""
+    def _send_answering(self, endpoint: Endpoint) -> None:
         forwarder = self._forwarder
-        self._answered = False
+        self._kv_is_settled = False
         self._endpoint = endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
-        self._telemetry.overhead.observe(monotonic() - ready_s + (self._own_s if self._handoff is not None else 0.0))
+        now_s = monotonic()
+        self._own_s += now_s - self._ready_s
+        if self._trail is not None:
+            self._trail.sent("decode", endpoint.name, now_s)
         limits = forwarder.config.limits
         request = request_bytes(endpoint, self._job.route.path_bytes, self._job.head, self._answering_body)
         forwarder.transport.send(endpoint, Call(request, self, limits.connect_seconds, idle_s=limits.idle_seconds))
@@ -246,7 +258,7 @@ class Journey:
                 raise EngineAborted(
                     "The engine aborted the request.", after_tokens=usage.completion_tokens if usage else 0
                 )
-            self._forwarder.health.succeeded(self._endpoint.uid)
+            self._forwarder.endpoints.took(self._giver, self._endpoint)
         self._finish(head, body, usage)
 
     def _answer_failed(self, fault: EngineFault) -> None:
@@ -258,7 +270,7 @@ class Journey:
                 raise fault
             self._may_reconnect = False
             self._telemetry.retries["decode"] += 1
-            self._send_decode(monotonic())
+            self._send_decode()
             return
         another = None
         if not isinstance(fault, EngineTimedOut) and not (isinstance(fault, EngineAborted) and fault.after_tokens):
@@ -310,17 +322,21 @@ class Journey:
             self.give_up(EngineMalformed("The engine's answer is too long."))
             return
         self._sink.feeds_from(upstream)
-        self._telemetry.ttft.observe(now_s - self._sink.arrived_s)
+        if self._trail is not None:
+            self._trail.first_byte_s = now_s
         upstream.hand_over_to(Large(self, self._sink, head, first))
 
     def on_fault(self, fault: Exception) -> None:
         """See `Receiver`."""
         try:
             self._release()
+            self._ready_s = now_s = monotonic()
+            if self._trail is not None:
+                self._trail.ended(now_s, type(fault).__name__)
             if not isinstance(fault, EngineFault):
                 self._fail(fault)
                 return
-            self._forwarder.health.failed(self._endpoint.uid, certain=isinstance(fault, ConnectFailed))
+            self._blame(fault)
             if self._prefilling:
                 self._prefill_failed(fault)
             else:
@@ -328,8 +344,29 @@ class Journey:
         except Exception as last:  # noqa: BLE001 - see `start`
             self._fail(last)
 
+    def _blame(self, fault: EngineFault) -> None:
+        """Nothing listens there: clear. What failed on handed KV may be the giver's fault."""
+        giver = self._giver
+        if isinstance(fault, ConnectFailed):
+            self._forwarder.health.failed(self._endpoint.uid, certain=True)
+        elif giver is not None and not self._prefilling:
+            self._forwarder.endpoints.refused(giver, self._endpoint)
+        else:
+            self._forwarder.health.failed(self._endpoint.uid)
+
+    @property
+    def _giver(self) -> Endpoint | None:
+        """Whose KV the answering leg uses; None: decode's own."""
+        return self._prefill if self._handoff is not None and self._handoff.params is not None else None
+
     def _note_answering(self, head: Head) -> None:
-        self._answered = head.status == OK
+        status = head.status
+        # Of a request that it refuses decode tells prefill, which gives the KV up at once.
+        self._kv_is_settled = status in (OK, BAD_REQUEST)
+        if status < SERVER_ERROR:
+            self._telemetry.overhead.observe(self._own_s)
+        if status == OK and self._forwarder.endpoints.recovering:
+            self._forwarder.endpoints.answers(self._giver, self._endpoint)
         if self._local_place is not None:
             self._local_place.release()  # its prompt is computed
 
@@ -347,6 +384,8 @@ class Journey:
     def forwarded(self, broken: EngineFault | None) -> None:
         """See `Source`."""
         health, endpoint = self._forwarder.health, self._endpoint
+        if self._trail is not None:
+            self._trail.ended(monotonic(), type(broken).__name__ if broken is not None else "")
         if broken is not None:
             self._telemetry.truncated_streams += 1
         told_failure = self._stream is not None and self._stream.text.told_failure
@@ -355,7 +394,7 @@ class Journey:
             why = type(broken).__name__ if broken is not None else "the engine's own error event"
             _log.warning("stream broken", endpoint=endpoint.name, why=why)
         else:
-            health.succeeded(endpoint.uid)
+            self._forwarder.endpoints.took(self._giver, endpoint)
         self._count(self._streamed_usage())
         self._end()
 
@@ -373,7 +412,8 @@ class Journey:
     def _finish(self, head: Head, body: bytes, usage: legs.Usage | None) -> None:
         """The client gets an engine's whole answer."""
         self._sink.relay_answer(head, body)
-        self._telemetry.ttft.observe(monotonic() - self._sink.arrived_s)
+        if self._trail is not None:
+            self._trail.ended(monotonic())
         if usage is not None:
             self._count(usage)
         self._end()
@@ -394,6 +434,8 @@ class Journey:
         telemetry.prompt_tokens += usage.prompt_tokens
         telemetry.completion_tokens += usage.completion_tokens
         telemetry.cached_tokens += usage.cached_tokens
+        if self._trail is not None:
+            self._trail.counted(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
 
     def _let_go(self) -> None:
         if self.carrier is not None:
@@ -413,6 +455,6 @@ class Journey:
     def _leave_handoff(self) -> None:
         handoff, self._handoff = self._handoff, None
         self._prefill = None
-        if handoff is not None and handoff.params is not None and not self._answered:
+        if handoff is not None and handoff.params is not None and not self._kv_is_settled:
             # Its KV stays at prefill until the lease ends.
             self._telemetry.orphaned_prefills += 1

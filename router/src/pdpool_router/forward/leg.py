@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pdpool_router.records import Endpoint
 
 OK: Final = 200
-CLIENT_ERROR: Final = 400
+BAD_REQUEST: Final = 400
 SERVER_ERROR: Final = 500
 _BUSY: Final = 503
 

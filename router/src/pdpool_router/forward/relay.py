@@ -19,6 +19,7 @@ from pdpool_router.forward.stream_text import FAILURE, MAX_LINE_BYTES, StreamTex
 if TYPE_CHECKING:
     from pdpool_router.forward.upstream import Upstream
     from pdpool_router.telemetry import Telemetry
+    from pdpool_router.trail import Trail
 
 
 class Sink(Protocol):
@@ -28,6 +29,10 @@ class Sink(Protocol):
     """The client reads chunked coding (HTTP/1.1)."""
     arrived_s: float
     """`monotonic()` when the request was whole."""
+    waited_s: float
+    """How much of the time since then it waited in line."""
+    trail: Trail | None
+    """Where its steps are noted; None: nobody asks."""
     prefill: str
     """What the answer says of the way it took (`Way`)."""
 
@@ -198,6 +203,8 @@ class Stream:
         self._began = True
         self._last_s = now_s
         self._telemetry.ttft.observe(now_s - self._sink.arrived_s)
+        if self._sink.trail is not None:
+            self._sink.trail.first_byte_s = now_s
         self._sink.begin(self._head, first, length=None)
 
     def _gap(self, now_s: float) -> None:
@@ -223,7 +230,7 @@ class Stream:
         fault = EngineAborted("The engine aborted the request.")
         found = legs.UNFINISHED[self._route].search(payload)
         start = found.start() if found is not None else 0
-        whole_before = payload[: payload.rfind(b"\n\n", 0, start) + 2] if b"\n\n" in payload[:start] else b""
+        whole_before = payload[: _events_end(payload, start)]
         if not self._began:
             # A chat's first event tells the role and no token.
             if whole_before.count(b"data: {") <= (self._route is legs.Route.CHAT):
@@ -266,6 +273,13 @@ class Stream:
     def _abort(self, fault: EngineFault) -> None:
         self._sink.abort()
         self._source.forwarded(fault)
+
+
+def _events_end(payload: bytes, before: int) -> int:
+    """Where the last whole event before a place ends, whichever line ends the engine writes; 0: there is none."""
+    return max(
+        (at + len(blank) for blank in (b"\n\n", b"\r\n\r\n") if (at := payload.rfind(blank, 0, before)) >= 0), default=0
+    )
 
 
 class Large:

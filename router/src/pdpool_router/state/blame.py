@@ -8,7 +8,7 @@ the giver counts: it is replaced by another or by decode's own computing, which 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -16,56 +16,42 @@ if TYPE_CHECKING:
 MEMORY_S: Final = 30.0
 NOBODY: Final = ""
 """The giver where decode computed the prompt itself."""
-
-
-class _Last(NamedTuple):
-    other: str
-    at_s: float
-
-
-_Latest = dict[str, tuple[_Last, ...]]
-"""uid → what was last, newest first, of two different partners: so that one without a given partner is known."""
+_NEVER: Final = float("-inf")
+_Pairs = dict[tuple[str, str], float]
 
 
 class Blame:
-    """The latest successes and failures of each giver and taker with different partners."""
+    """When each pair of giver and taker last succeeded and last failed."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._good: _Latest = {}
-        self._bad: _Latest = {}
+        self._good: _Pairs = {}
+        self._bad: _Pairs = {}
 
     def succeeded(self, giver: str, taker: str) -> None:
         """Decode answered with this giver's KV; `NOBODY`'s: with its own."""
-        self._note(self._good, giver, taker)
+        self._good[giver, taker] = self._clock()
 
     def failed(self, giver: str, taker: str) -> str:
         """Decode failed on this giver's KV: who is at fault, as far as anybody can tell."""
         is_takers = self._repute(taker, giver) < self._repute(giver, taker)
-        self._note(self._bad, giver, taker)
+        self._bad[giver, taker] = self._clock()
         return taker if is_takers else giver
 
     def keep(self, uids: Container[str]) -> None:
         """Forgets every incarnation but these."""
-        for latest in (self._good, self._bad):
-            for uid in [uid for uid in latest if uid not in uids]:
-                del latest[uid]
+        for pairs in (self._good, self._bad):
+            for pair in [pair for pair in pairs if not all(uid in uids or uid == NOBODY for uid in pair)]:
+                del pairs[pair]
 
     def _repute(self, uid: str, without: str) -> int:
         """What it did last with somebody else: 1 succeeded, -1 failed, 0 nothing that is known or recent."""
-        good_s, bad_s = _when(self._good, uid, without), _when(self._bad, uid, without)
+        good_s, bad_s = _last(self._good, uid, without), _last(self._bad, uid, without)
         if max(good_s, bad_s) <= self._clock() - MEMORY_S:
             return 0
         return 1 if good_s > bad_s else -1
 
-    def _note(self, latest: _Latest, giver: str, taker: str) -> None:
-        now_s = self._clock()
-        for uid, other in ((giver, taker), (taker, giver)):
-            if uid != NOBODY:
-                before = latest.get(uid, ())
-                rest = before[1:] if before and before[0].other == other else before[:1]
-                latest[uid] = (_Last(other, now_s), *rest)
 
-
-def _when(latest: _Latest, uid: str, without: str) -> float:
-    return next((last.at_s for last in latest.get(uid, ()) if last.other != without), float("-inf"))
+def _last(pairs: _Pairs, uid: str, without: str) -> float:
+    # Walked only where something failed.
+    return max((at_s for pair, at_s in pairs.items() if uid in pair and without not in pair), default=_NEVER)

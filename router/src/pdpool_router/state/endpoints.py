@@ -73,7 +73,7 @@ class Endpoints:
         """The endpoints that may be chosen, and their load."""
         version = (self.health.version(), self.givers.version())
         full = _NOBODY_FULL
-        if self.health.recovering or self.givers.recovering:
+        if self.recovering:
             requests = self.inflight.requests
             full = self.health.full(requests) | self.givers.full(requests)
         if self._snapshot is None or version != self._health_version or full != self._full:
@@ -92,6 +92,17 @@ class Endpoints:
         self._blame.succeeded(giver.uid if giver is not None else NOBODY, taker.uid)
         if giver is not None:
             self.givers.succeeded(giver.uid)
+
+    @property
+    def recovering(self) -> bool:
+        """Some endpoint is on trial or warm."""
+        return self.health.recovering or self.givers.recovering
+
+    def answers(self, giver: Endpoint | None, taker: Endpoint) -> None:
+        """Decode has begun to answer: whoever was on trial has passed it."""
+        self.health.answered(taker.uid)
+        if giver is not None:
+            self.givers.answered(giver.uid)
 
     def refused(self, giver: Endpoint, taker: Endpoint) -> None:
         """Decode failed, before the first byte, on KV that a prefill endpoint handed over."""
