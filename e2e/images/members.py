@@ -69,6 +69,7 @@ def contents(member: Member) -> Contents:
             "export",
             "--frozen",
             "--no-dev",
+            "--all-extras",
             "--no-header",
             "--no-annotate",
             "--no-editable",

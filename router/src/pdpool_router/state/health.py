@@ -32,10 +32,11 @@ _NEVER: Final = float("inf")
 
 
 class _Record(msgspec.Struct):
+    pause_s: float
+    """How long it is out, the next time."""
     failures: int = 0
     out_until_s: float = _NEVER
     """End of the pause; of use while it is out."""
-    pause_s: float = FIRST_PAUSE_S
     out: bool = False
     dead: bool = False
     """Nothing listens there."""
@@ -112,7 +113,7 @@ class Health:
 
     def failed(self, uid: str, *, certain: bool = False) -> None:
         """A failure of the endpoint; `certain` (nothing listens there) needs no repetition."""
-        record = self._records.setdefault(uid, _Record())
+        record = self._records.setdefault(uid, _Record(FIRST_PAUSE_S))
         record.failures += 1
         if record.failures < FAILURES_TO_LEAVE and not certain and not record.on_trial:
             return
