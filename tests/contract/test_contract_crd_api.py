@@ -106,6 +106,11 @@ def test_the_schema_is_structural(cluster: Cluster) -> None:
             "spec.decode.parallelism.tensor",
             "must divide one another",
         ),
+        (
+            {"model": {"id": "m", "shape": {"kvHeads": 4}}, "prefill": {"parallelism": {"tensor": 8}}},
+            "spec.prefill.parallelism.tensor",
+            "must not exceed model.shape.kvHeads",
+        ),
         ({"decode": {"parallelism": {"data": 33}}}, "spec.decode.parallelism.data", "less than or equal to 32"),
         ({"decode": {"args": ["x" * 65_537]}}, "spec.decode.args[0]", "may not be more than 65536"),
         ({"decode": {"args": ["x"] * 257}}, "spec.decode.args", "must have at most 256 items"),

@@ -295,6 +295,9 @@ def test_a_size_that_its_field_would_not_take_is_refused_as_an_argument(spec: Ma
         ("host:5000/engine", "", None),
         ("own/engine:latest", "", None),
         ("own/engine:0.1.0", "", None),
+        ("own/vllm-openai:v0.29.0", "", None),
+        ("vllm/vllm-openai:v0.29.1", "", (0, 29)),
+        ("mirror.example:5000/docker/vllm/vllm-openai:v0.9.2", "", (0, 9)),
         ("own/engine:0.1.0", "0.31.0", (0, 31)),
         ("vllm/vllm-openai:v0.33.0", "v0.30", (0, 30)),
     ],
@@ -317,6 +320,18 @@ def test_an_old_engine_is_named(spec: MakeSpec) -> None:
     message = vllm.unsupported_version(spec(engine={"version": "0.29.1"}))
     assert message == "spec.engine.version: vLLM 0.29.1 is older than 0.30, the oldest supported version"
     assert vllm.unsupported_version(spec(engine={"version": "0.30.0"})) is None
+    image = "vllm/vllm-openai:v0.29.1"
+    message = vllm.unsupported_version(spec(engine={"image": image}))
+    assert message == f"{image}: vLLM is older than 0.30, the oldest supported version"
+    assert vllm.unsupported_version(spec(engine={"image": image, "version": "0.32"})) is None
+
+
+def test_a_tag_that_may_be_an_old_version_is_advised(spec: MakeSpec) -> None:
+    """An image of one's own is run, and its author is told how its tag reads; a version given ends the doubt."""
+    (advice,) = vllm.advice(spec(engine={"image": "own/engine:0.29.1"}))
+    assert "reads like 0.29" in advice
+    for engine_spec in ({"image": "own/engine:0.29.1", "version": "0.32"}, {"image": "own/engine:1.2"}, {"image": "e"}):
+        assert vllm.advice(spec(engine=engine_spec)) == ()
 
 
 def test_an_engine_is_found_by_its_name(spec: MakeSpec) -> None:

@@ -150,3 +150,13 @@ def test_a_disagreement_names_both_values(
 def test_what_may_differ_is_no_disagreement(spec: MakeSpec, prefill: dict[str, Any], decode: dict[str, Any]) -> None:
     """Equal in another spelling, a larger block at decode, or a setting that is each role's own."""
     assert vllm.disagreements(spec(prefill=prefill, decode=decode)) == ()
+
+
+def test_a_value_of_a_hardware_profile_names_it(spec: MakeSpec) -> None:
+    """What the author did not write is looked for in vain in the spec: the profile is named, for the role it is of."""
+    found = vllm.disagreements(
+        spec(prefill={"hardware": "h100-sxm", "args": ["--attention-backend=FLASH_ATTN"]}, decode={"hardware": "b200"})
+    )
+    (message,) = [each.message for each in found if each.setting == "--attention-backend"]
+    assert 'prefill has "FLASH_ATTN", decode has' in message
+    assert message.endswith("(of hardware profile b200)")

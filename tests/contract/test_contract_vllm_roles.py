@@ -179,7 +179,8 @@ def test_a_backend_named_for_one_role_is_compared_with_what_the_other_chooses(sp
     named = {"hardware": "l40s", "args": ["--attention-backend=FLASH_ATTN"]}
     assert vllm.disagreements(spec(prefill={"hardware": "h100-sxm"}, decode=named)) == ()
     (found,) = vllm.disagreements(spec(prefill={"hardware": "b200"}, decode=named))
-    assert found.message == '--attention-backend must be equal: prefill has "FLASHINFER", decode has "FLASH_ATTN"'
+    values = 'prefill has "FLASHINFER" (of hardware profile b200), decode has "FLASH_ATTN"'
+    assert found.message == f"--attention-backend must be equal: {values}"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_a_backend_named_for_one_role_is_compared_with_what_the_other_chooses(sp
             ["--pipeline-parallel-size of decode must be 1", "2"],
         ),
         (
-            {"model": {"shape": {"kvHeads": 4}}, "prefill": {"parallelism": {"tensor": 8}}},
+            {"model": {"shape": {"kvHeads": 4}}, "prefill": {"args": ["-tp=8"]}},
             ["must not exceed the model's KV heads (4)", "prefill has 8", "decode has 1"],
         ),
         (

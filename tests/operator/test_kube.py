@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
@@ -13,8 +14,9 @@ from pdpool_operator import kube
 from pdpool_operator.kube import Kube
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.relist import Relist
-from pdpool_operator.probes import STALE_S, Probes
+from pdpool_operator.probes import STALE_S, Probes, serving
 from pdpool_operator.records import HTTP_ROUTES, POOLS, SERVICES, WATCHED
+from tests.operator.harness import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -260,3 +262,16 @@ async def test_a_kind_of_another_project_holds_up_nothing(server: Server, status
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert (HTTP_ROUTES in relist.serving) is (status == 503)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", None])
+async def test_probes_are_served_at_the_address_given(server: Server, host: str | None) -> None:
+    """An address of either family, or every one of both."""
+    async with connected(server) as api, aiohttp.ClientSession() as http:
+        cluster = Cluster()
+        probes = Probes(api, cluster, Relist(api, cluster, None, lambda _ref: None))
+        async with serving(probes, free_port(), host) as port:
+            for address in [host] if host else ["127.0.0.1", "::1"]:
+                shown = f"[{address}]" if ":" in address else address
+                async with http.get(f"http://{shown}:{port}/livez") as answer:
+                    assert answer.status == 200

@@ -164,3 +164,32 @@ def test_monitoring_lives_where_the_author_says(raw_pool: dict[str, Any]) -> Non
 def test_only_ingress_is_governed(raw_pool: dict[str, Any]) -> None:
     """Egress stays free: engines fetch models."""
     assert all(each["spec"]["policyTypes"] == ["Ingress"] for each in policies(raw_pool))
+
+
+@pytest.mark.parametrize("sender", [("kube-node", {}), CLIENT], ids=["node", "client"])
+def test_pods_on_the_nodes_network_are_not_cut_off(
+    raw_pool: dict[str, Any], sender: tuple[str, dict[str, str]]
+) -> None:
+    """To a policy a pod on the node's network is no pod: what it must reach is open, and the pool says so."""
+    raw_pool["spec"]["router"] = {"template": {"hostNetwork": True}}
+    found = policies(raw_pool)
+    assert allowed(found, sender, pod("decode"), 8000, SERVING)
+    assert allowed(found, sender, pod("prefill"), 5557, SERVING)
+    assert not allowed(found, sender, pod("prefill"), 5600, SERVING)
+    raw_pool["spec"]["router"] = {}
+    raw_pool["spec"]["decode"]["template"] = {"hostNetwork": True}
+    found = policies(raw_pool)
+    assert allowed(found, sender, pod("prefill"), 41_234, SERVING), "decode pulls KV from ports that UCX chooses"
+    assert not allowed(found, sender, pod("decode"), 8000, SERVING)
+
+
+@pytest.mark.parametrize(("role", "words"), [("router", "event ports"), ("decode", "prefill: its ports"), ("", "")])
+def test_what_is_open_is_advised(raw_pool: dict[str, Any], role: str, words: str) -> None:
+    """Nobody believes in a wall that is none."""
+    if role:
+        raw_pool["spec"].setdefault(role, {})["template"] = {"hostNetwork": True}
+    found = build.desired(InferencePool.parse(raw_pool), IMAGES)
+    assert isinstance(found, Desired)
+    said = [each.message for each in found.remarks if "open to all" in each.message]
+    assert len(said) == bool(role)
+    assert all(words in each for each in said)

@@ -52,7 +52,7 @@ def test_a_new_value_rolls_and_nothing_else_does(raw_pool: Json) -> None:
     for harmless in (None, away, seen("v1", "k2"), SecretsSeen(unwatched="may not")):
         assert not any(step(raw, notes, harmless)[1].values())
     rolled, marked = step(raw, notes, seen("v2"))
-    assert all(each[names.ANNOTATION_SECRETS_ROLLED] for each in marked.values())
+    assert all(each[names.ANNOTATION_SECRETS + names.ROLLED] for each in marked.values())
     for harmless in (seen("v2"), None, away, seen("v2", "k2"), seen("v9", "k2")):
         assert step(raw, rolled, harmless)[1] == marked, "what was rolled once is not rolled back"
     again = step(raw, step(raw, rolled, seen("v2", "k2"))[0], seen("v3", "k2"))[1]
@@ -91,3 +91,37 @@ def test_what_is_not_watched_is_said(raw_pool: Json, unwatched: str) -> None:
     observed = Observed(PoolRef("s", "tiny"), raw_pool, {}, secrets=SecretsSeen(unwatched=unwatched))
     said = rotation.stamped(replace(desired, unchecked="size unknown"), observed).unchecked
     assert said == ("size unknown; may not" if unwatched else "size unknown")
+
+
+def test_a_new_service_account_rolls_the_router_alone(raw_pool: Json) -> None:
+    """Tokens of a deleted account are worth nothing, though one of its name is made; the first sight rolls nothing."""
+    desired = build.desired(InferencePool.parse(raw_pool), IMAGES)
+    assert isinstance(desired, Desired)
+
+    def router(notes: Json, account: str) -> Json:
+        live: Json = {ChildKey("Deployment", "tiny-router"): {"metadata": {"annotations": notes}}}
+        if account:
+            live[ChildKey("ServiceAccount", "tiny-router")] = {"metadata": {"uid": account}}
+        found = rotation.stamped(desired, Observed(PoolRef("serving", "tiny"), raw_pool, live))
+        (answer,) = [
+            each.body
+            for each in found.children
+            if each.name == "tiny-router" and "template" in each.body.get("spec", {})
+        ]
+        assert all(
+            each.body["spec"]["template"]["metadata"].get("annotations") is None
+            for each in found.children
+            if each.revision
+        )
+        return answer
+
+    def marks(body: Json) -> tuple[Json, Json]:
+        return body["metadata"].get("annotations", {}), body["spec"]["template"]["metadata"].get("annotations", {})
+
+    assert marks(router({}, "")) == ({}, {})
+    notes, template = marks(router({}, "a1"))
+    assert (notes, template) == ({names.ANNOTATION_ACCOUNT: "a1"}, {})
+    assert marks(router(notes, "")) == (notes, {}), "while it is away nothing is known"
+    rolled = marks(router(notes, "b2"))
+    assert rolled[1] == {names.ANNOTATION_ACCOUNT + names.ROLLED: "b2"}
+    assert marks(router(rolled[0], "b2")) == rolled

@@ -22,3 +22,10 @@ def test_bad_flags_name_themselves(arguments: list[str], capsys: pytest.CaptureF
         settings.parse(arguments)
     assert ended.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_secrets_may_be_read_where_told_and_in_the_only_namespace() -> None:
+    """Listed namespaces, and the one that is looked at when it is the only one; else none."""
+    assert settings.parse([]).secret_namespaces == frozenset()
+    assert settings.parse(["--secret-namespace=a", "--secret-namespace", "b"]).secret_namespaces == {"a", "b"}
+    assert settings.parse(["--namespace=n", "--secret-namespace=a"]).secret_namespaces == {"n", "a"}

@@ -184,6 +184,9 @@ def test_a_refused_spec_keeps_what_was_said_and_counts_anew(raw_pool: dict[str, 
     assert found["revision"] == raw_pool["status"]["revision"]
     for kind, word in (("Ready", "False"), ("SpecValid", "False"), ("Stalled", "True"), ("Progressing", "False")):
         assert (conditions(found)[kind]["status"], conditions(found)[kind]["message"]) == (word, "a is not b")
+    advisory = conditions(found)["Advisory"]
+    assert (advisory["status"], advisory["reason"]) == ("Unknown", "IncompatibleRoles")
+    assert advisory["observedGeneration"] == raw_pool["metadata"]["generation"], "nothing stale is left standing"
 
 
 def test_a_transition_has_its_time(raw_pool: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ RESERVED_FLAGS: Final = ("--host", "--kv-events-config", "--model", "--port", "-
 _PREFILL_NEEDED_RULE: Final = "prefill is required in mode Disaggregated"
 _PREFILL_REFUSED_RULE: Final = "prefill must be absent in mode Aggregated: spec.decode describes the one role"
 _TENSOR_RULE: Final = "prefill.parallelism.tensor and decode.parallelism.tensor must divide one another"
+_HEADS_RULE: Final = "prefill.parallelism.tensor, where larger than decode's, must not exceed model.shape.kvHeads"
 _PIPELINE_RULE: Final = "decode.parallelism.pipeline must be 1: a decode engine cannot take KV in stages"
 _ZERO_RULE: Final = "minReplicas 0 is for both roles together: one role alone serves nothing"
 _PROMETHEUS_RULE: Final = "signals of GPUs and PrometheusQuery need spec.autoscaling.prometheus"
@@ -199,6 +200,13 @@ class InferencePoolSpec(ApiModel):
                 fieldPath=".decode.parallelism.tensor",
             ),
             rule(
+                "!has(self.prefill) || self.prefill.parallelism.tensor <= self.decode.parallelism.tensor"
+                " || !has(self.model.shape) || !has(self.model.shape.kvHeads)"
+                " || self.prefill.parallelism.tensor <= self.model.shape.kvHeads",
+                _HEADS_RULE,
+                fieldPath=".prefill.parallelism.tensor",
+            ),
+            rule(
                 "!has(self.prefill) || self.decode.parallelism.pipeline == 1",
                 _PIPELINE_RULE,
                 fieldPath=".decode.parallelism.pipeline",
@@ -242,6 +250,9 @@ class InferencePoolSpec(ApiModel):
         prefill, decode = self.prefill.parallelism, self.decode.parallelism
         if prefill.tensor % decode.tensor and decode.tensor % prefill.tensor:
             raise ValueError(_TENSOR_RULE)
+        heads = self.model.shape.kv_heads if self.model.shape is not None else None
+        if heads is not None and prefill.tensor > decode.tensor and prefill.tensor > heads:
+            raise ValueError(_HEADS_RULE)
         if decode.pipeline != 1:
             raise ValueError(_PIPELINE_RULE)
         return self

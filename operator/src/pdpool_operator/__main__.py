@@ -77,7 +77,10 @@ async def _run(settings: Settings) -> None:
         relist = Relist(api, cluster, settings.namespace, workers.wake)
         watches = Watches(api, cluster, relist, settings.namespace, workers.wake)
         election = Election(lease_api, _home(settings), LEASE_NAME, _identity())
-        async with serving(Probes(api, cluster, relist), settings.port) as port, asyncio.TaskGroup() as tasks:
+        async with (
+            serving(Probes(api, cluster, relist), settings.port, settings.host) as port,
+            asyncio.TaskGroup() as tasks,
+        ):
             _log.info("started", port=port, namespace=settings.namespace or "every")
             tasks.create_task(relist.run(), name="re-list")
             tasks.create_task(watches.run(), name="watches")

@@ -63,7 +63,7 @@ class Probes:
 
 
 @contextlib.asynccontextmanager
-async def serving(probes: Probes, port: int) -> AsyncIterator[int]:
+async def serving(probes: Probes, port: int, host: str | None = None) -> AsyncIterator[int]:
     """Serves while inside; yields the port (a free one was chosen when `port` is 0)."""
     app = web.Application()
     app.add_routes(
@@ -73,7 +73,7 @@ async def serving(probes: Probes, port: int) -> AsyncIterator[int]:
     await runner.setup()
     try:
         # No host: every address, IPv4 and IPv6, as kubelets of either family probe.
-        site = web.TCPSite(runner, None, port)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:

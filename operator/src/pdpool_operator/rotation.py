@@ -1,8 +1,11 @@
-"""Rolls engines when the value of a Secret that they take a variable from has changed, and only then.
+"""Rolls pods when something that they took from outside their template has changed, and only then.
+
+Engines: the value of a Secret that a variable comes from. Routers: the ServiceAccount, whose tokens are worth nothing
+once it was deleted, also when one of the same name is made.
 
 Boundary: pure; values are never seen here, only keyed digests (`observe.secrets`). What was seen last stands on the
 live Deployment, so that a restart or an upgrade of the operator, a new digest key, or a namespace whose Secrets may be
-read from now on rolls nothing: pods are rolled by the change of a digest, not by its appearance.
+read from now on rolls nothing: pods are rolled by a change, not by an appearance.
 """
 
 from __future__ import annotations
@@ -12,7 +15,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import names
-from pdpool_operator.records import DEPLOYMENTS, Child, Desired, Json, Observed, SecretEntry, SecretsSeen
+from pdpool_operator.records import (
+    DEPLOYMENTS,
+    SERVICE_ACCOUNTS,
+    Child,
+    ChildKey,
+    Desired,
+    Json,
+    Observed,
+    SecretEntry,
+    SecretsSeen,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,26 +49,39 @@ def stamped(desired: Desired, observed: Observed) -> Desired:
     if seen is None:
         # Not looked at: what stands on the live Deployments is kept, as taking it off would roll them.
         seen = SecretsSeen()
-    children = tuple(
-        _stamped(child, observed.children.get(child.key), seen) if _is_engine(child) else child
-        for child in desired.children
-    )
+    children = tuple(_stamped(child, observed, seen) for child in desired.children)
     words = "; ".join(filter(None, (desired.unchecked, seen.unwatched)))
     return replace(desired, children=children, unchecked=words)
 
 
-def _stamped(child: Child, live: Json | None, seen: SecretsSeen) -> Child:
-    notes = (live or {}).get("metadata", {}).get("annotations", {})
-    before, rolled = notes.get(names.ANNOTATION_SECRETS, ""), notes.get(names.ANNOTATION_SECRETS_ROLLED, "")
-    now = _digest(child, seen) or before
+def _stamped(child: Child, observed: Observed, seen: SecretsSeen) -> Child:
+    if child.resource is not DEPLOYMENTS:
+        return child
+    live = observed.children.get(child.key, {}).get("metadata", {}).get("annotations", {})
+    if child.role in names.ENGINE_ROLES:
+        return _marked(child, live, names.ANNOTATION_SECRETS, _digest(child, seen))
+    return _marked(child, live, names.ANNOTATION_ACCOUNT, _account(child, observed))
+
+
+def _marked(child: Child, live: Json, mark: str, now: str) -> Child:
+    """The Deployment with what was seen (empty: nothing was), and its pods with the last change that rolled them."""
+    before, rolled = live.get(mark, ""), live.get(mark + names.ROLLED, "")
+    now = now or before
     if before and now != before and _key(now) == _key(before):
         rolled = now
-    marks = {names.ANNOTATION_SECRETS: now, names.ANNOTATION_SECRETS_ROLLED: rolled}
+    marks = {mark: now, mark + names.ROLLED: rolled}
     body = _annotated(child.body, {name: value for name, value in marks.items() if value})
     if rolled:
-        template = _annotated(body["spec"]["template"], {names.ANNOTATION_SECRETS_ROLLED: rolled})
+        template = _annotated(body["spec"]["template"], {mark + names.ROLLED: rolled})
         body = {**body, "spec": {**body["spec"], "template": template}}
     return replace(child, body=body)
+
+
+def _account(child: Child, observed: Observed) -> str:
+    """Identity of the live ServiceAccount, where it is one of ours."""
+    name = child.body["spec"]["template"]["spec"]["serviceAccountName"]
+    live = observed.children.get(ChildKey(SERVICE_ACCOUNTS.kind, name), {})
+    return str(live.get("metadata", {}).get("uid", ""))
 
 
 def _digest(child: Child, seen: SecretsSeen) -> str:
@@ -70,17 +96,14 @@ def _digest(child: Child, seen: SecretsSeen) -> str:
 
 
 def _key(mark: str) -> str:
-    return mark.partition(".")[0]
+    """The id of the digest key; marks made with different keys say nothing about each other."""
+    return mark.partition(".")[0] if "." in mark else ""
 
 
 def _annotated(holder: Json, marks: Json) -> Json:
     metadata = holder["metadata"]
     annotations = {**metadata.get("annotations", {}), **marks}
     return {**holder, "metadata": {**metadata, "annotations": annotations}} if annotations else holder
-
-
-def _is_engine(child: Child) -> bool:
-    return child.resource is DEPLOYMENTS and child.role in names.ENGINE_ROLES
 
 
 def _containers(child: Child) -> list[Json]:

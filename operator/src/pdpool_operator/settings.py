@@ -29,6 +29,8 @@ class Settings:
     """The only namespace that is looked at; None: all of them."""
     secret_namespaces: frozenset[str]
     """Where Secrets may be read; the only namespace that is looked at is always among them."""
+    host: str | None
+    """Address of the port; None: every address, of IPv4 and IPv6."""
     port: int
     images: Images
     log_level: str
@@ -59,6 +61,11 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         "--port", type=_port, default=names.OPERATOR_PORT, help="port of /livez, /readyz and /metrics (%(default)s)"
     )
     parser.add_argument(
+        "--host",
+        type=_word,
+        help="address of the port, IPv4 or IPv6 (default: every address of both)",
+    )
+    parser.add_argument(
         "--router-image", type=_word, default=DEFAULT_ROUTER_IMAGE, help="image of pools' routers (%(default)s)"
     )
     parser.add_argument(
@@ -70,6 +77,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     return Settings(
         namespace=given.namespace,
         secret_namespaces=frozenset([*given.secret_namespace, *([given.namespace] if given.namespace else [])]),
+        host=given.host,
         port=given.port,
         images=Images(engine=given.engine_image, router=given.router_image),
         log_level=given.log_level,

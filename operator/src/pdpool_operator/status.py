@@ -129,6 +129,9 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
     }
     if plan.desired is not None:
         said[ConditionType.ADVISORY] = _advisory(plan.desired.remarks)
+    else:
+        words = "not judged while the spec is refused"
+        said[ConditionType.ADVISORY] = Verdict("Unknown", spec_valid.reason, words)
     live = (observed.pool.get("status") or {}).get("conditions", ())
     result: tuple[Condition, ...] = tuple(Condition.model_validate(each) for each in live if each["type"] in _OURS)
     stops = (each for each in (ready, progressing) if each.reason in _STALLING)

@@ -97,7 +97,9 @@ def _with_defaults_told(schema: dict[str, Any]) -> dict[str, Any]:
     """`kubectl explain` shows no defaults, so the description of a plain value tells its own."""
     told = dict(schema)
     if "default" in told and "description" in told and not isinstance(told["default"], dict):
-        told["description"] += f" Default: {told['default']}."
+        value = told["default"]
+        # As YAML writes it.
+        told["description"] += f" Default: {str(value).lower() if isinstance(value, bool) else value}."
     if "properties" in told:
         told["properties"] = {name: _with_defaults_told(each) for name, each in told["properties"].items()}
     return told

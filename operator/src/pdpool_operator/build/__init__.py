@@ -12,7 +12,7 @@ from pdpool_api.engines import vllm
 from pdpool_api.names import Role
 from pdpool_operator.build.disruption_budgets import disruption_budget
 from pdpool_operator.build.engine_deployment import engine_deployment
-from pdpool_operator.build.network_policies import engine_policy, router_policy
+from pdpool_operator.build.network_policies import engine_policy, openings, router_policy
 from pdpool_operator.build.optional_kinds import http_route, pod_monitors
 from pdpool_operator.build.router_access import role, role_binding, service_account
 from pdpool_operator.build.router_config_map import config_map
@@ -65,7 +65,7 @@ def desired(pool: InferencePool, images: Images, around: Surroundings | None = N
         max_gpus=spec.max_gpus,
         remarks=(
             *_missing(child for child in optional if child.resource not in around.optional),
-            *(Remark(Reason.ENGINE_SETTING, words) for words in advice),
+            *(Remark(Reason.ENGINE_SETTING, words) for words in (*advice, *openings(resolved))),
         ),
     )
 

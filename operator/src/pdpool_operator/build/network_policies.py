@@ -1,7 +1,8 @@
 """NetworkPolicies: who may talk to the pods of each role. Ingress only.
 
 Engines speak to each other freely (KV moves on ports that the transfer library chooses), to routers by HTTP and events.
-A rule without peers would admit everybody, so a rule is made only where it has some.
+A rule without peers admits everybody, so one is made only where it has some, or where its senders cannot be told apart:
+to a network plugin a pod on the node's network is the node.
 """
 
 from __future__ import annotations
@@ -29,12 +30,36 @@ def engine_policy(pool: InferencePool, role: Role, operator_namespace: str | Non
     http = sorted({names.ENGINE_HTTP_PORT, vllm.http_port(pool.spec, role)})
     events = vllm.event_ports(pool.spec, role)
     router = {"podSelector": {"matchLabels": names.selector_labels(pool.name, Role.ROUTER)}}
-    rules = [
-        {"from": [_engines(pool)]},
-        {"from": [router], "ports": [*map(_port, http), *(_port(first, last) for first, last in events)]},
+    of_router: Json = {"ports": [*map(_port, http), *(_port(first, last) for first, last in events)]}
+    rules: list[Json] = [
+        {} if _faceless_peers(pool, role) else {"from": [_engines(pool)]},
+        of_router if pool.spec.router.template.host_network else {"from": [router], **of_router},
         *_watchers(pool, operator_namespace, *http),
     ]
     return _policy(pool, role, rules)
+
+
+def openings(pool: InferencePool) -> tuple[str, ...]:
+    """What the policies cannot keep out, for a person."""
+    spec = pool.spec
+    wide = [role for role in spec.roles if _faceless_peers(pool, role)]
+    return (
+        *(
+            f"{role}: its ports are open to all, as engines of another role are on the node's network, where policies"
+            " do not tell pods apart"
+            for role in wide
+        ),
+        *(
+            ["engines' HTTP and event ports are open to all, as the router is on the node's network"]
+            if spec.router.template.host_network
+            else []
+        ),
+    )
+
+
+def _faceless_peers(pool: InferencePool, role: Role) -> bool:
+    """True where engines of another role come from addresses of nodes."""
+    return any(pool.spec.role(other).template.host_network for other in pool.spec.roles if other is not role)
 
 
 def router_policy(pool: InferencePool, operator_namespace: str | None) -> Child:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pdpool_api.engines.vllm import flags, sizes
 from pdpool_api.engines.vllm.environment import environment
+from pdpool_api.engines.vllm.version import doubtful_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,8 @@ _SPECULATIVE: Final = ("--speculative-config", "--spec-model", "--spec-method", 
 def advice(spec: InferencePoolSpec) -> tuple[str, ...]:
     """What is worth knowing of the spec's settings, each once."""
     found = (f"{role}: {words}" for role in spec.roles for words in _of_role(spec, role))
-    return tuple(dict.fromkeys(found))
+    doubtful = doubtful_tag(spec)
+    return tuple(dict.fromkeys([*([doubtful] if doubtful else []), *found]))
 
 
 def _of_role(spec: InferencePoolSpec, role: Role) -> Iterator[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import hardware, models
 from pdpool_api.engines.vllm import flags
 from pdpool_api.engines.vllm.arguments import transfer_config
-from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, choices, own_choice, pinned_backend
+from pdpool_api.engines.vllm.attention import ATTENTION_BACKEND, choices, given_backend, own_choice, pinned_backend
 from pdpool_api.engines.vllm.environment import environment
 from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
@@ -50,6 +50,7 @@ _VARIABLES: Final = (
 _OWN_TRANSFER_FIELDS: Final = frozenset({"kv_role", "kv_load_failure_policy", "engine_id"})
 _OWN_TRANSFER_EXTRAS: Final = frozenset({"kv_lease_duration"})
 """Fields of the transfer configuration in which the roles may differ."""
+_NO_COMMON_BACKEND: Final = "attention backend"
 _SYNONYMS: Final = {
     ("--dtype", "half"): "float16",
     ("--dtype", "float"): "float32",
@@ -65,11 +66,18 @@ class Disagreement:
     prefill: Any
     decode: Any
     rule: str = "must be equal"
+    prefill_by: str = ""
+    """What chose the value of prefill, where its author did not."""
+    decode_by: str = ""
 
     @property
     def message(self) -> str:
         """For a person: the setting, both values, the rule."""
-        return f"{self.setting} {self.rule}: prefill has {_shown(self.prefill)}, decode has {_shown(self.decode)}"
+        values = (
+            f"{role} has {_shown(value)}{f' (of {by})' if by else ''}"
+            for role, value, by in (("prefill", self.prefill, self.prefill_by), ("decode", self.decode, self.decode_by))
+        )
+        return f"{self.setting} {self.rule}: {', '.join(values)}"
 
 
 def shared_settings(spec: InferencePoolSpec) -> dict[str, Any]:
@@ -142,12 +150,36 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
         for name in names
         if name != "--block-size" and prefill.get(name) != decode.get(name)
     ]
-    return (
+    every = (
         *found,
         *_block_size(spec, prefill.get("--block-size"), decode.get("--block-size")),
         *_sizes(spec),
         *_hardware(spec),
     )
+    return tuple(_with_sources(spec, each) for each in every)
+
+
+def _with_sources(spec: InferencePoolSpec, found: Disagreement) -> Disagreement:
+    """Names the profile where it, and not the author, gave a value: nothing in the spec shows that."""
+    by = [
+        f"hardware profile {spec.role(role).hardware}"
+        if value is not None and _is_of_profile(spec, role, found.setting)
+        else ""
+        for role, value in ((Role.PREFILL, found.prefill), (Role.DECODE, found.decode))
+    ]
+    return replace(found, prefill_by=by[0], decode_by=by[1])
+
+
+def _is_of_profile(spec: InferencePoolSpec, role: Role, setting: str) -> bool:
+    if spec.role(role).hardware is None:
+        return False
+    if setting == _NO_COMMON_BACKEND:
+        return True
+    given = flags.given_flags(spec, role)
+    if setting == ATTENTION_BACKEND:
+        return given_backend(given) is None
+    of_profile = hardware.profile(spec.role(role).hardware).settings(spec.engine.name, role).args
+    return setting in of_profile and all(each.flag != setting for each in given)
 
 
 def _chosen(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
@@ -180,7 +212,7 @@ def _hardware(spec: InferencePoolSpec) -> Iterator[Disagreement]:
     prefill = own_choice(spec, Role.PREFILL)
     if prefill is not None:
         rule = "of the hardware profiles must be equal, and no backend runs on both"
-        yield Disagreement("attention backend", prefill, own_choice(spec, Role.DECODE), rule)
+        yield Disagreement(_NO_COMMON_BACKEND, prefill, own_choice(spec, Role.DECODE), rule)
 
 
 def _block_size(spec: InferencePoolSpec, prefill: Any, decode: Any) -> tuple[Disagreement, ...]:

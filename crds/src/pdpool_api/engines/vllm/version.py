@@ -24,22 +24,35 @@ _SINCE: Final[dict[str, Version]] = {
 }
 """First version known to have a flag, for flags younger than `OLDEST` (the parsers of 0.30 and 0.32 compared)."""
 
+_PUBLISHED: Final = re.compile(r"(?:.*/)?vllm/vllm-openai\Z")
+"""The project's own images, from whatever registry: their tags number the engine."""
 _NUMBER = re.compile(r"v?(\d+)\.(\d+)")
 
 
 def version(spec: InferencePoolSpec) -> Version | None:
     """Major and minor version of the pool's engine; None: unknown.
 
-    `engine.version` is believed as it stands. A tag counts only from the oldest supported version upward: an image of
-    one's own may well number itself otherwise.
+    `engine.version` is believed as it stands, and so are tags of the project's own images. Any other tag counts only
+    from the oldest supported version upward: an image of one's own may well number itself otherwise.
     """
     given = _NUMBER.match(spec.engine.version)
     if given is not None:
         return _pair(given)
-    tagged = _NUMBER.match(_tag(spec.engine.image))
-    if tagged is not None and _pair(tagged) >= OLDEST:
-        return _pair(tagged)
+    tagged = _tagged(spec)
+    if tagged is not None and (tagged >= OLDEST or _PUBLISHED.match(_repository(spec.engine.image))):
+        return tagged
     return None
+
+
+def doubtful_tag(spec: InferencePoolSpec) -> str | None:
+    """What to say of a tag that reads like a version older than the supported ones, and may be none; None: nothing."""
+    tagged = _tagged(spec)
+    if version(spec) is not None or tagged is None:
+        return None
+    return (
+        f"the tag of {spec.engine.image} reads like {_text(tagged)}, older than vLLM {_text(OLDEST)}, the oldest"
+        " supported version; it counts as the newest (spec.engine.version can tell which it is)"
+    )
 
 
 def unsupported_version(spec: InferencePoolSpec) -> str | None:
@@ -47,9 +60,8 @@ def unsupported_version(spec: InferencePoolSpec) -> str | None:
     found = version(spec)
     if found is None or found >= OLDEST:
         return None
-    return (
-        f"spec.engine.version: vLLM {spec.engine.version} is older than {_text(OLDEST)}, the oldest supported version"
-    )
+    said = f"spec.engine.version: vLLM {spec.engine.version}" if spec.engine.version else f"{spec.engine.image}: vLLM"
+    return f"{said} is older than {_text(OLDEST)}, the oldest supported version"
 
 
 def has_flag(flag: str, found: Version | None) -> bool:
@@ -57,8 +69,19 @@ def has_flag(flag: str, found: Version | None) -> bool:
     return found is None or found >= _SINCE.get(flag, OLDEST)
 
 
+def _tagged(spec: InferencePoolSpec) -> Version | None:
+    match = _NUMBER.match(_tag(spec.engine.image))
+    return None if match is None else _pair(match)
+
+
 def _tag(image: str) -> str:
     return image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+
+
+def _repository(image: str) -> str:
+    """The image without tag and digest; a registry's port is no tag."""
+    name = image.partition("@")[0]
+    return name.removesuffix(f":{_tag(image)}")
 
 
 def _pair(match: re.Match[str]) -> Version:
