@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from pdpool_sim import plot
-from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OURS
+from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OURS, OWN
 from pdpool_sim.experiment import Scene, Task, figures_at, limit, run_all
 from pdpool_sim.report import Row, as_json, goal_lines, goals, table
 from pdpool_sim.run import Slo
@@ -83,6 +83,9 @@ def main() -> int:
             f"{_title(scene)}, {cache}": scale for (scene, cache, _), scale in zip(scenes, saturations, strict=True)
         },
     }
+    conditions["TTFT p99 without waiting, s"] = {
+        f"{_title(scene)}, {cache}": round(scene.lone_ttft_p99_s(), 3) for scene, cache, _ in scenes
+    }
     if chosen.limits:
         conditions["limits"] = _limits(scenes[:2])
     _say(f"\n{json.dumps(conditions, indent=1)}\n{time.monotonic() - began:.0f} s")
@@ -106,7 +109,7 @@ def _rows(scenes: Sequence[tuple[Scene, str, Sequence[float]]], saturations: Seq
     )
     oracle = {id(scene): scene.oracle_hit_rate() for scene, _, _ in scenes}
     return [
-        Row(_title(scene), cache, load, rule, rule == OURS, figures, oracle[id(scene)])
+        Row(_title(scene), cache, load, rule, rule in OWN, figures, oracle[id(scene)])
         for (scene, cache, load, rule, _), figures in zip(cells, found, strict=True)
     ]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import click
 
 from pdpool_api import hardware
-from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OURS
+from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OWN
 from pdpool_sim.experiment import Scene, Task, figures_at, limit, run_all
 from pdpool_sim.generators import GENERATORS
 from pdpool_sim.hardware import LLAMA_8B, known_models
@@ -73,5 +73,5 @@ def _rows(scene: Scene, rules: list[str], load: float, scale: float | None) -> l
     cache = f"{scene.cache_share:.0%} of blocks each" if scene.cache_share else "of the profile"
     name = Path(scene.workload).stem
     return [
-        Row(name, cache, load, rule, rule == OURS, figures, oracle) for rule, figures in zip(rules, found, strict=True)
+        Row(name, cache, load, rule, rule in OWN, figures, oracle) for rule, figures in zip(rules, found, strict=True)
     ]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 from pdpool_sim.contestants import CONTESTANTS
 from pdpool_sim.generators import GENERATORS
 from pdpool_sim.hardware import LLAMA_8B, shapes
-from pdpool_sim.oracle import pooled_hit_rate
+from pdpool_sim.oracle import lone_ttfts, pooled_hit_rate
 from pdpool_sim.pool import PoolShape
-from pdpool_sim.run import Slo, simulate
+from pdpool_sim.run import Slo, quantile, simulate
 from pdpool_sim.saturation import PRECISION, saturation
 from pdpool_sim.workload import read_trace
 
@@ -64,9 +64,15 @@ class Scene:
 
     def oracle_hit_rate(self) -> float:
         """Of one cache of the prefill engines' total size."""
-        shape, workload = self.shape, self.loaded()
-        blocks = shape.prefill_blocks or shape.prefill.kv_tokens // workload.block_tokens
-        return pooled_hit_rate(workload, blocks * self.prefills)
+        return pooled_hit_rate(self.loaded(), self._total_blocks())
+
+    def lone_ttft_p99_s(self) -> float:
+        """TTFT p99 without any waiting, with the oracle's hits: no rule can be below it."""
+        return quantile(lone_ttfts(self.loaded(), self._total_blocks(), self.shape.prefill), 0.99)
+
+    def _total_blocks(self) -> int:
+        shape = self.shape
+        return (shape.prefill_blocks or shape.prefill.kv_tokens // self.loaded().block_tokens) * self.prefills
 
 
 @lru_cache(maxsize=4)

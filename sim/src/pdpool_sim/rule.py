@@ -43,15 +43,15 @@ class Load:
         """Tokens that were not cached when they were sent, of prompts that are not computed yet."""
         self.inflight_tokens: Final = dict.fromkeys(self.by_uid, 0)
         """Prompt tokens of requests in flight."""
-        self._clock = clock
+        self.clock: Final = clock
         self._scrape_s = scrape_s
         self._scraped_s = float("-inf")
         self._metrics: dict[str, EngineMetrics] = {}
 
     def metrics(self) -> dict[str, EngineMetrics]:
         """Engines' metrics, at most one scrape interval old."""
-        if self._clock.now_s - self._scraped_s >= self._scrape_s:
-            self._scraped_s = self._clock.now_s
+        if self.clock.now_s - self._scraped_s >= self._scrape_s:
+            self._scraped_s = self.clock.now_s
             self._metrics = {engine.uid: EngineMetrics(engine) for engine in self.engines}
         return self._metrics
 

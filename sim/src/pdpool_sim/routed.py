@@ -1,0 +1,242 @@
+"""The router's own choices in the simulator: its policies, prefix index and learned speeds, unchanged.
+
+Boundary: what stands between them in the router (the forwarder, the feeds) is imitated here: reservations, KV events
+as engines would send them, and a report of every engine once a second. Prompts are given as token ids, as a client
+may: keys of blocks are the workload's ids, so that nothing is hashed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pdpool_api.names import Role
+from pdpool_router.kv.blocks import CHUNK_BYTES
+from pdpool_router.kv.knowledge import Prefixes
+from pdpool_router.records import (
+    Decision,
+    Endpoint,
+    LocalPrefill,
+    Prompt,
+    Request,
+    Snapshot,
+    Way,
+)
+from pdpool_router.schedule.policies import POLICIES
+from pdpool_router.state.inflight import Inflight
+from pdpool_router.state.loads import Guess, Loads, Report
+from pdpool_sim.rule import Chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdpool_router.kv.index import Holder
+    from pdpool_router.schedule.interface import Policy
+    from pdpool_router.state.inflight import Lease
+    from pdpool_router.state.loads import Work
+    from pdpool_sim.rule import Load, Setting
+    from pdpool_sim.workload import Call
+
+MAX_BLOCKS: Final = 2_000_000
+"""`routing.index.maxBlocks` as it is by default."""
+REPORT_S: Final = 1.0
+"""How often engines' metrics are read."""
+MAX_LOCAL_PREFILLS: Final = 4
+"""`limits.maxLocalPrefills` as it is by default."""
+
+
+class BlockIds:
+    """A prompt's token ids as the keys of their blocks (see `records.TokenKeys`)."""
+
+    __slots__ = ("_blocks", "tokens")
+
+    def __init__(self, call: Call) -> None:
+        self.tokens = call.prompt_tokens
+        self._blocks = call.blocks
+
+    def keys(self, block_tokens: int) -> Sequence[int]:
+        """One key for each whole block; there is one block size in a simulated pool."""
+        del block_tokens
+        return self._blocks
+
+
+class Events:
+    """One engine's KV events on their way into the index."""
+
+    def __init__(self, prefixes: Prefixes, holder: Holder) -> None:
+        self._index = prefixes.blocks
+        self._holder = holder
+
+    def stored(self, chain: Sequence[int], start: int, end: int) -> None:
+        """See `CacheListener.stored`."""
+        blocks = chain[start:end]
+        self._index.store(self._holder, blocks, blocks)
+
+    def removed(self, block: int) -> None:
+        """See `CacheListener.removed`."""
+        self._index.remove(self._holder, (block,))
+
+
+class _Leg:
+    """What the router holds for one leg."""
+
+    __slots__ = ("lease", "local", "moved", "work")
+
+    def __init__(self, lease: Lease, work: Work, moved: int, local: Lease | None = None) -> None:
+        self.lease = lease
+        self.work = work
+        self.moved = moved
+        """Tokens that the engine must compute, or pull."""
+        self.local = local
+
+
+class Routed:
+    """A policy of the router before a simulated pool."""
+
+    def __init__(self, setting: Setting, policy: Policy, local_prefill: LocalPrefill) -> None:
+        self._setting = setting
+        self._policy = policy
+        self._clock = setting.prefill.clock
+        self._reported_s = float("-inf")
+        self._inflight = Inflight()
+        self._loads = Loads()
+        self._prefixes = Prefixes(MAX_BLOCKS)
+        self._legs: dict[int, _Leg] = {}
+        self._prompts: dict[int, Prompt] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        prefill, decode = self._know(Role.PREFILL, setting.prefill), self._know(Role.DECODE, setting.decode)
+        self._loads.configure({Role.PREFILL: _guess(setting.prefill), Role.DECODE: _guess(setting.decode)})
+        self._loads.keep((*prefill, *decode))
+        self._snapshot = Snapshot(
+            prefill=prefill,
+            decode=decode,
+            aggregated=(),
+            inflight=self._inflight.requests,
+            local_prefills=self._inflight.local_prefills,
+            max_local_prefills=MAX_LOCAL_PREFILLS,
+            local_allowed=True,
+            one_revision=True,
+            loads=self._loads.loads,
+            knowledge=self._prefixes,
+            local_prefill=local_prefill,
+        )
+
+    def _know(self, role: Role, load: Load) -> tuple[Endpoint, ...]:
+        for engine in load.engines:
+            self._endpoints[engine.uid] = Endpoint(engine.uid, engine.uid, role, engine.uid, 8000)
+            holder = self._prefixes.told(engine.uid, 0)
+            self._prefixes.sees_block_size(holder, self._setting.block_tokens)
+            engine.listen(Events(self._prefixes, holder))
+        return tuple(self._endpoints[engine.uid] for engine in load.engines)
+
+    # --- choices
+
+    def plan(self, call: Call) -> Chosen:
+        """See `Rule.plan`."""
+        self._report()
+        prompt = self._prompts[call.number] = _prompt(call, self._setting.block_tokens)
+        found = self._policy.plan(self._request(call), self._snapshot, self._clock.now_s, self._setting.rng)
+        assert isinstance(found, Decision), "every engine of a simulated pool serves"
+        endpoint = found.endpoint
+        tokens = call.prompt_tokens - self._held(endpoint.uid, found)
+        local = self._inflight.reserve_local_prefill(endpoint) if found.way is Way.LOCAL else None
+        self._legs[call.number] = _Leg(
+            self._inflight.reserve(endpoint), self._loads.begin(endpoint, tokens), tokens, local
+        )
+        self._prefixes.begin(prompt, endpoint.uid)
+        return Chosen(endpoint.uid, hop=found.way is Way.REMOTE)
+
+    def place(self, call: Call, prefill_uid: str) -> str:
+        """See `Rule.place`."""
+        del prefill_uid
+        prompt = self._prompts[call.number]
+        found = self._policy.place(
+            self._request(call), prompt.ids, self._snapshot, self._clock.now_s, self._setting.rng
+        )
+        assert found is not None, "every engine of a simulated pool serves"
+        endpoint = found.endpoint
+        tokens = call.prompt_tokens - self._held(endpoint.uid, found)
+        self._legs[call.number] = _Leg(self._inflight.reserve(endpoint), self._loads.begin(endpoint, tokens), tokens)
+        self._prefixes.begin(prompt, endpoint.uid)
+        return endpoint.uid
+
+    @staticmethod
+    def _held(uid: str, found: Decision) -> int:
+        return found.match.cached.get(uid, 0) if found.match is not None else 0
+
+    def _request(self, call: Call) -> Request:
+        return Request(
+            model="simulated",
+            prompt_bytes=call.prompt_tokens * 4,
+            prompt=self._prompts[call.number],
+            prompt_tokens=call.prompt_tokens,
+        )
+
+    # --- what comes back
+
+    def saw_prefill(self, call: Call, uid: str, seconds: float, cached_tokens: int) -> None:
+        """See `Rule.saw_prefill`."""
+        leg = self._legs.pop(call.number)
+        self._loads.computed(self._endpoints[uid], leg.work, call.prompt_tokens - cached_tokens, seconds * 1000)
+        self._end(call, uid, leg)
+
+    def saw_first_token(self, call: Call, uid: str, seconds: float) -> None:
+        """See `Rule.saw_first_token`."""
+        leg = self._legs[call.number]
+        leg.work.started()
+        if leg.local is not None:
+            leg.local.release()
+        else:
+            self._loads.pulled(self._endpoints[uid], leg.moved, seconds * 1000)
+
+    def saw_end(self, call: Call, uid: str, seconds: float) -> None:
+        """See `Rule.saw_end`."""
+        if call.output_tokens > 1:
+            self._loads.stepped(self._endpoints[uid], seconds * 1000 / (call.output_tokens - 1))
+        self._end(call, uid, self._legs.pop(call.number))
+        del self._prompts[call.number]
+
+    def _end(self, call: Call, uid: str, leg: _Leg) -> None:
+        leg.work.end()
+        leg.lease.release()
+        self._prefixes.end(self._prompts[call.number], uid)
+
+    def _report(self) -> None:
+        """Engines' metrics, once a second."""
+        now_s = self._clock.now_s
+        if now_s - self._reported_s < REPORT_S:
+            return
+        self._reported_s = now_s
+        inflight = self._inflight.requests
+        for engine in (*self._setting.prefill.engines, *self._setting.decode.engines):
+            report = Report(float(engine.running), float(engine.queued), engine.cache.usage)
+            self._loads.report(engine.uid, report, now_s, inflight.get(engine.uid, 0))
+        self._loads.settle(now_s, REPORT_S)
+
+
+def by_policy(name: str, setting: Setting, local_prefill: LocalPrefill | None = None) -> Routed:
+    """A policy of the router by its name."""
+    return Routed(setting, POLICIES[name](), local_prefill or LocalPrefill())
+
+
+def _prompt(call: Call, block_tokens: int) -> Prompt:
+    """A prompt whose text has one chunk for each block."""
+    blocks = list(call.blocks)
+    opening = int(call.session) + 1 if call.session else (blocks[min(1, len(blocks) - 1)] if blocks else call.number)
+    return Prompt(
+        keys=blocks,
+        whole=-1 - call.number,
+        text_bytes=max(1, call.prompt_tokens * CHUNK_BYTES // block_tokens),
+        conversation=opening,
+        ids=BlockIds(call),
+    )
+
+
+def _guess(load: Load) -> Guess:
+    """What the operator would write for this hardware."""
+    shape = load.engines[0].shape
+    costs = shape.costs
+    return Guess(
+        token_ms=costs.seconds_per_token * 1000,
+        pull_ms=shape.kv_bytes_per_token / shape.link_bytes_per_second * 1000,
+        step_ms=(costs.weights_s + costs.overhead_s) * 1000,
+    )
