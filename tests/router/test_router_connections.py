@@ -217,7 +217,7 @@ ENGINE = Endpoint("u", "n", Role.DECODE, "127.0.0.1", 1)
 def heard(pieces: list[bytes], *, lost: bool = False) -> tuple[Notes, Transport]:
     """What a receiver is told of an engine's bytes."""
     transport, notes = Transport(), Notes()
-    upstream = Upstream(transport, ENGINE)
+    upstream = Upstream(transport, ENGINE, transport.shelf(ENGINE))
     upstream.connection_made(Wire())  # type: ignore[arg-type]
     upstream.send(Call(b"", notes, connect_s=1))
     for piece in pieces:
@@ -253,7 +253,7 @@ def test_answers_cut_anywhere_are_the_same_answer(answer: tuple[bytes, bytes, bo
         assert not transport.busy
         if not by_close:
             assert wire.endswith(notes.wire)
-            assert len(transport._idle[ENGINE.uid]) == 1
+            assert len(transport.shelf(ENGINE).idle) == 1
 
 
 @given(answers(), st.integers(min_value=0))
@@ -277,7 +277,7 @@ def test_bytes_behind_an_answer_end_the_connection(answer: tuple[bytes, bytes, b
         return
     notes, transport = heard([wire + behind])
     assert notes.ended + len(notes.faults) == 1
-    assert not transport._idle.get(ENGINE.uid)
+    assert not transport.shelf(ENGINE).idle
     assert not transport.busy
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 from types import MappingProxyType
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdpool_api.names import Role
-from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced, Way
+from pdpool_router.records import Decision, Endpoint, Load, Request, Snapshot, Unplaced, Way
+from pdpool_router.schedule.decide import SumPolicy
+from pdpool_router.schedule.pickers.least import Least
 from pdpool_router.schedule.policies import POLICIES, least_loaded
+from pdpool_router.schedule.scorers.inflight import Inflight
 
 REVISIONS = st.sampled_from(("r1", "r2", "r3"))
 
@@ -142,3 +146,27 @@ def test_round_robin_takes_each_in_turn() -> None:
     policy = POLICIES["RoundRobin"]()
     picked = [policy.plan(Request("m", 1), snapshot(aggregated=group), 0.0, random.Random(1)) for _ in range(9)]
     assert sorted(one.endpoint.uid for one in picked if isinstance(one, Decision)) == sorted(["d0", "d1", "d2"] * 3)
+
+
+@given(pools(), asked(), st.lists(st.floats(0, 3), min_size=8, max_size=8), st.integers(0, 99))
+def test_the_shortcut_of_least_loaded_chooses_as_the_sum_does(
+    pool: Snapshot, request_: Request, others: list[float], seed: int
+) -> None:
+    """Without the tables of a sum the same endpoint is chosen, by the same chance."""
+    uids = [one.uid for one in (*pool.prefill, *pool.decode)]
+    view = msgspec.structs.replace(
+        pool, loads={uid: Load(uid, others=other) for uid, other in zip(uids, others, strict=False)}
+    )
+    count = (Inflight(),)
+    plain = SumPolicy(prefill=count, decode=count, whole=count, picker=Least, reads_prefixes=False, skips_hops=False)
+    for taken in (pool, view):
+        short = least_loaded().plan(request_, taken, 0.0, random.Random(seed))
+        long = plain.plan(request_, taken, 0.0, random.Random(seed))
+        if isinstance(short, Unplaced) or isinstance(long, Unplaced):
+            assert short == long
+        else:
+            assert (short.way, short.endpoint, short.reason) == (long.way, long.endpoint, long.reason)
+        asked_ = msgspec.structs.replace(request_, revision="r1")
+        placed = least_loaded().place(asked_, None, taken, 0.0, random.Random(seed))
+        expected = plain.place(asked_, None, taken, 0.0, random.Random(seed))
+        assert (placed and placed.endpoint) == (expected and expected.endpoint)

@@ -129,6 +129,7 @@ class Router:
         self._follow(None)
         self._ticker.add(self.transport.sweep)
         self._ticker.add(self.server.sweep)
+        self._ticker.add(self.telemetry.settle)
         self._ticker.add(EndpointNews(self.endpoints).tell)
         self._ticker.add(self._look_after_the_line)
         if self._access_log is not None:

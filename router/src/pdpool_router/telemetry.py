@@ -61,18 +61,35 @@ _WHOLE_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 
 class Histogram:
     """Counts of observations, in seconds, per upper bound."""
 
-    __slots__ = ("bounds_s", "counts", "sum_s")
+    __slots__ = ("_counts", "_new", "_sum_s", "bounds_s", "observe")
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self.bounds_s: Final = tuple(bounds_s)
-        self.counts = [0] * (len(bounds_s) + 1)
-        """One per bound, not cumulative; the last: above all bounds."""
-        self.sum_s = 0.0
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+        self._new: list[float] = []
+        self.observe: Final = self._new.append
+        """Notes one observation: no more than that, since it stands on the path of every chunk."""
 
-    def observe(self, value_s: float) -> None:
-        """Counts one observation."""
-        self.counts[bisect_left(self.bounds_s, value_s)] += 1
-        self.sum_s += value_s
+    def settle(self) -> None:
+        """Counts what was noted; called by the ticker, so that notes are few."""
+        counts, bounds_s = self._counts, self.bounds_s
+        for value_s in self._new:
+            counts[bisect_left(bounds_s, value_s)] += 1
+        self._sum_s += sum(self._new)
+        self._new.clear()
+
+    @property
+    def counts(self) -> list[int]:
+        """One per bound, not cumulative; the last: above all bounds."""
+        self.settle()
+        return self._counts
+
+    @property
+    def sum_s(self) -> float:
+        """Sum of all observations."""
+        self.settle()
+        return self._sum_s
 
 
 class Telemetry:
@@ -99,3 +116,9 @@ class Telemetry:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
+
+    def settle(self) -> None:
+        """Counts what histograms noted; called by the ticker."""
+        for one in vars(self).values():
+            if isinstance(one, Histogram):
+                one.settle()

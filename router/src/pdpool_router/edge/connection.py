@@ -64,7 +64,6 @@ class Connection(asyncio.Protocol):
         "_eof",
         "_lingers_until_s",
         "_paused_since_s",
-        "_port",
         "_probed_s",
         "_queue",
         "_reader",
@@ -74,12 +73,13 @@ class Connection(asyncio.Protocol):
         "application",
         "feed",
         "heard_s",
+        "port",
         "write",
         "writing_paused",
     )
 
     def __init__(self, port: Port) -> None:
-        self._port = port
+        self.port = port
         self.application: Final = port.application
         self._reader = Reader(self)
         self._transport: asyncio.Transport | None = None
@@ -98,11 +98,6 @@ class Connection(asyncio.Protocol):
         self._probed_s = 0.0
 
     @property
-    def closing_down(self) -> bool:
-        """The connection ends with the present answer."""
-        return self._port.shutting_down
-
-    @property
     def busy(self) -> bool:
         """A request is in hand or its body still arrives, or an answer is not yet with the client's kernel."""
         unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
@@ -119,7 +114,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._port.connections.add(self)
+        self.port.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
@@ -151,7 +146,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         del exc
-        self._port.connections.discard(self)
+        self.port.connections.discard(self)
         self._reader.sealed = True
         self._queue.clear()
         self.feed = None
@@ -218,7 +213,7 @@ class Connection(asyncio.Protocol):
                     self._serve()
             elif self._eof:
                 transport.close()
-            else:
+            elif self._reader.current is not None:
                 self.allow_body()
 
     def allow_body(self) -> None:

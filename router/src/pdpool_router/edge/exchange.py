@@ -10,13 +10,14 @@ from __future__ import annotations
 from email.utils import formatdate
 from http import HTTPStatus
 from time import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
 from pdpool_api.names import HEADER_PREFILL, HEADER_REQUEST_ID
 from pdpool_router.edge import errors
 from pdpool_router.faults import Fault
+from pdpool_router.records import Way
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Span
@@ -32,7 +33,7 @@ _STATUS_LINE: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
 _REQUEST_ID: Final = HEADER_REQUEST_ID.encode()
-_PREFILL: Final = HEADER_PREFILL.encode()
+_PREFILL: Final = {way.value: f"{HEADER_PREFILL}: {way.value}\r\n".encode() for way in Way}
 # (HTTP/1.1, stays open): each version's own default needs no header.
 _CONNECTION: Final = {
     (True, True): b"",
@@ -56,39 +57,36 @@ class Work(Protocol):
 class Exchange:
     """A request and its answer on one connection."""
 
-    # Defaults stand on the class: most requests change few of them, and setting each costs on every request.
-    body = b""
-    body_limit = 0
-    content_length = -1
-    expects_continue = False
-    keep_alive = True
-    chunked = True
-    refusal: Fault | None = None
-    """Why the request is not served, known before it was whole."""
-    arrived_s = 0.0
-    waited_s = 0.0
-    """How much of the time since then it waited in line."""
-    route = "other"
-    """The path, where it is one of the API's."""
-    trail: Trail | None = None
-    """Where its steps are noted; None: nobody asks."""
-    span: Span | None = None
-    """Its part of a trace; None: it is not traced."""
-    begun = False
-    status = 0
-    """What counts as the answer's: also where it never was written."""
-    work: Work | None = None
-    """What serves it beyond the call that began it; cancelled when the client leaves."""
-    ticket: Ticket | None = None
-    """Its admission; None: not asked for."""
-    model = "other"
-    client: Client | None = None
-    """Who asks; known once the head was judged, None where nobody was asked who they are."""
-    client_id = b""
-    """What the client calls the request; goes back to it."""
-    engine_id = b""
-    """What both engines call it."""
-    prefill: str = "none"
+    __slots__ = (
+        "_connection",
+        "arrived_s",
+        "begun",
+        "body",
+        "body_bytes",
+        "body_limit",
+        "chunked",
+        "client",
+        "client_id",
+        "content_length",
+        "engine_id",
+        "expects_continue",
+        "headers",
+        "keep_alive",
+        "method",
+        "model",
+        "path",
+        "prefill",
+        "refusal",
+        "route",
+        "screened",
+        "span",
+        "status",
+        "ticket",
+        "trail",
+        "waited_s",
+        "work",
+        "write",
+    )
 
     def __init__(self, connection: Connection, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
         self._connection = connection
@@ -97,7 +95,41 @@ class Exchange:
         """The path as it was sent, without the query; never decoded, so that no spelling reaches another route."""
         self.headers = headers
         """By name in lower case; a repeated one is joined by commas."""
+        self.route = "other"
+        """The path, where it is one of the API's."""
+        self.screened: Any = None
+        """What the application knows of the path since it judged the head."""
         self.body_bytes: list[bytes] = []
+        self.body = b""
+        self.body_limit = 0
+        self.content_length = -1
+        self.expects_continue = False
+        self.keep_alive = True
+        self.chunked = True
+        self.refusal: Fault | None = None
+        """Why the request is not served, known before it was whole."""
+        self.arrived_s = 0.0
+        self.waited_s = 0.0
+        """How much of the time since then it waited in line."""
+        self.trail: Trail | None = None
+        """Where its steps are noted; None: nobody asks."""
+        self.span: Span | None = None
+        """Its part of a trace; None: it is not traced."""
+        self.begun = False
+        self.status = 0
+        """What counts as the answer's: also where it never was written."""
+        self.work: Work | None = None
+        """What serves it beyond the call that began it; cancelled when the client leaves."""
+        self.ticket: Ticket | None = None
+        """Its admission; None: not asked for."""
+        self.model = "other"
+        self.client: Client | None = None
+        """Who asks; known once the head was judged, None where nobody was asked who they are."""
+        self.client_id = b""
+        """What the client calls the request; goes back to it."""
+        self.engine_id = b""
+        """What both engines call it."""
+        self.prefill: str = "none"
         self.write = connection.write
 
     # --- answers -------------------------------------------------------------------------------------------------
@@ -173,17 +205,16 @@ class Exchange:
     def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
         self.begun = True
         self.status = status
-        if self._connection.closing_down:
+        if self._connection.port.shutting_down:
             self.keep_alive = False
         now_s = int(time())
-        return b"%b%bdate: %b\r\n%b%b%b: %b\r\n%b: %b\r\n\r\n" % (
+        return b"%b%bdate: %b\r\n%b%b%b%b: %b\r\n\r\n" % (
             _STATUS_LINE.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status,
             lines,
             _dated[1] if _dated[0] == now_s else _date(now_s),
             framing,
-            _CONNECTION[self.chunked, self.keep_alive],
-            _PREFILL,
-            self.prefill.encode(),
+            b"" if self.chunked and self.keep_alive else _CONNECTION[self.chunked, self.keep_alive],
+            _PREFILL[self.prefill],
             _REQUEST_ID,
             self.client_id,
         )

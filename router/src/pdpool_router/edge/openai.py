@@ -148,7 +148,7 @@ class Api:
         """See `Application`."""
         if exchange.path.startswith(b"http://"):
             exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
-        path = self._paths.get(exchange.path) or self._path(exchange.path)
+        path = exchange.screened = self._paths.get(exchange.path) or self._path(exchange.path)
         if path is None:
             return UnknownRoute("Not Found")
         exchange.route = path.name
@@ -181,9 +181,7 @@ class Api:
         """See `Routes`."""
         if exchange.refusal is not None:
             raise exchange.refusal
-        path = self._path(exchange.path)
-        assert path is not None
-        path.handler(exchange)
+        exchange.screened.handler(exchange)
 
     def ended(self, exchange: Exchange) -> None:
         """See `Routes`."""
@@ -219,8 +217,7 @@ class Api:
 
     # --- what engines answer -------------------------------------------------------------------------------------
     def _generate(self, exchange: Exchange) -> None:
-        route = self._paths[exchange.path].route
-        assert route is not None
+        route: legs.Route = exchange.screened.route
         body, model = self._read(exchange)
         body = _salted(body, _client(exchange))
         whole = legs.one_engine_reason(body.fields)

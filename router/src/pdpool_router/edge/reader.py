@@ -30,6 +30,7 @@ MAX_LENGTH_DIGITS: Final = 15
 MAX_DISCARDED_BYTES: Final = 65_536
 """Up to so much of a refused body is read for the sake of the connection; a longer one ends it."""
 _NONE: Final = b""
+_NEVER_TWICE: Final = (b"host", b"content-length")
 _FRAMING: Final = (b"content-length", b"transfer-encoding", b"connection")
 
 
@@ -39,10 +40,11 @@ class Reader:
     __slots__ = (
         "_connection",
         "_head_bytes",
-        "_header_count",
         "_headers",
         "_offered",
         "_parser",
+        "_read_bytes",
+        "_repetitions",
         "_resumed",
         "_unbodied",
         "current",
@@ -65,8 +67,11 @@ class Reader:
         self._offered: Exchange | None = None  # it offers another protocol, and llhttp stops after its head
         self._resumed: Exchange | None = None  # the same, while its body is read
         self._headers: dict[bytes, bytes] = {}
-        self._header_count = 0
+        self._repetitions = 0
         self._head_bytes = 0
+        """What came of the head in earlier reads."""
+        self._read_bytes = 0
+        """What the present read brings."""
         self._unbodied = 0
 
     @property
@@ -78,6 +83,7 @@ class Reader:
         """Reads on."""
         in_head = self.target is not None and self.current is None
         in_body = self.current is not None
+        self._read_bytes = len(data)
         self._parse(data)
         if self.sealed:
             return
@@ -130,29 +136,28 @@ class Reader:
         """Called by the parser."""
         self.target = _NONE
         self._headers = {}
-        self._header_count = 0
+        self._repetitions = 0
         self._head_bytes = 0
         self.since_s = self._connection.heard_s
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser."""
         self.target = self.target + url if self.target else url
-        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
         """Called by the parser."""
         if self.current is not None or self.sealed:
             return  # a trailer
-        self._header_count += 1
         name = name.lower()
         value = value.strip() if value else _NONE
         headers = self._headers
         if name in headers:
-            if name == b"host" or name == b"content-length":  # noqa: PLR1714 - faster than a container
-                self._header_count = MAX_HEADERS + 1
-            value = headers[name] + b", " + value
+            value = self._repeated(name, value)
         headers[name] = value
-        self._head_bytes += len(name) + len(value)
+
+    def _repeated(self, name: bytes, value: bytes) -> bytes:
+        self._repetitions += 1 if name not in _NEVER_TWICE else MAX_HEADERS
+        return self._headers[name] + b", " + value
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
@@ -184,15 +189,20 @@ class Reader:
         headers = exchange.headers
         if version not in ("1.1", "1.0"):
             return UnsupportedVersion("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
-        if self._header_count > MAX_HEADERS:
+        if len(headers) + self._repetitions > MAX_HEADERS:
             return BadRequest("Too many headers, or a header that must not be repeated.")
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and self._head_is_too_large():
             return HeadersTooLarge("The request's headers are too large.")
         if exchange.chunked and b"host" not in headers:
             return BadRequest("An HTTP/1.1 request needs a Host header.")
         if b"transfer-encoding" in headers or b"expect" in headers:
             return _coding_fault(exchange) or _expectation_fault(exchange)
         return None
+
+    def _head_is_too_large(self) -> bool:
+        """Looked at closely only where the reads that it came in, body and all, are larger than a head may be."""
+        texts = sum(map(len, self._headers)) + sum(map(len, self._headers.values()))
+        return texts + len(self.target or _NONE) > MAX_HEAD_BYTES
 
     def _refuse_early(self, exchange: Exchange) -> None:
         """A refused request: a short body is read and dropped; before a long one the connection ends."""

@@ -60,6 +60,8 @@ class Head(NamedTuple):
     """In lower case; empty where absent."""
     events: bool
     """The body is a stream of server-sent events."""
+    whole_bytes: int
+    """Body bytes of an answer that may be taken whole from one read; -1: of any other."""
     passed: bytes
     """The header lines that a client gets: without hop-by-hop, framing, and what the router says itself."""
 
@@ -83,7 +85,8 @@ def parse_head(block: bytes) -> Head:
     events = content_type.startswith(b"text/event-stream")
     kept_back = _NOT_PASSED_WITH_EVENTS if events else _NOT_PASSED
     passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back])
-    return Head(status, tuple(headers), framing, length, keep_alive, content_type, events, passed)
+    whole_bytes = length if framing is Framing.LENGTH and not events and status >= _FIRST_FINAL else -1
+    return Head(status, tuple(headers), framing, length, keep_alive, content_type, events, whole_bytes, passed)
 
 
 def _framing(version: bytes, status: int, named: dict[bytes, bytes]) -> tuple[Framing, int]:

@@ -83,32 +83,31 @@ class Journey:
     It ends once, by `Sink.end` or by `cancel`; whatever it holds is given back by then.
     """
 
-    # Defaults stand on the class: most journeys change few of them, and setting each costs on every request.
-    carrier: Carrier | None = None
-    """What carries the present leg."""
-    _endpoint: Endpoint
-    _lease: Lease | None = None
-    """The present leg's place at its endpoint."""
-    _prefilling = False
-    """The present leg is the prefill leg."""
-    _started_s = 0.0
-    _own_s = 0.0
-    """What the router itself took so far, without waiting for engines or in line."""
-    _ready_s = 0.0
-    """When all that the present leg needs was there."""
-    _local_place: Lease | None = None
-    _handoff: legs.Handoff | None = None
-    """What the prefill leg handed over; None: one leg serves the request."""
-    _prefill: Endpoint | None = None
-    """Where that was."""
-    _answering_body = b""
-    _kv_is_settled = False
-    """Decode pulled what prefill holds for it, or has told prefill that nobody will."""
-    _stream: Stream | None = None
-    _over = False
-    _may_retry_prefill = True
-    _may_reconnect = True
-    _may_repeat = True
+    __slots__ = (
+        "_answering_body",
+        "_endpoint",
+        "_forwarder",
+        "_handoff",
+        "_job",
+        "_kv_is_settled",
+        "_lease",
+        "_local_place",
+        "_may_reconnect",
+        "_may_repeat",
+        "_may_retry_prefill",
+        "_over",
+        "_own_s",
+        "_prefill",
+        "_prefilling",
+        "_ready_s",
+        "_request",
+        "_sink",
+        "_started_s",
+        "_stream",
+        "_telemetry",
+        "_trail",
+        "carrier",
+    )
 
     def __init__(self, forwarder: Forwarder, job: Job, sink: Sink) -> None:
         self._forwarder = forwarder
@@ -117,6 +116,31 @@ class Journey:
         self._sink = sink
         self._request = job.request
         self._trail = sink.trail
+        self.carrier: Carrier | None = None
+        """What carries the present leg."""
+        self._endpoint: Endpoint
+        self._lease: Lease | None = None
+        """The present leg's place at its endpoint."""
+        self._prefilling = False
+        """The present leg is the prefill leg."""
+        self._started_s = 0.0
+        self._own_s = 0.0
+        """What the router itself took so far, without waiting for engines or in line."""
+        self._ready_s = 0.0
+        """When all that the present leg needs was there."""
+        self._local_place: Lease | None = None
+        self._handoff: legs.Handoff | None = None
+        """What the prefill leg handed over; None: one leg serves the request."""
+        self._prefill: Endpoint | None = None
+        """Where that was."""
+        self._answering_body = b""
+        self._kv_is_settled = False
+        """Decode pulled what prefill holds for it, or has told prefill that nobody will."""
+        self._stream: Stream | None = None
+        self._may_retry_prefill = True
+        self._may_reconnect = True
+        self._may_repeat = True
+        self._over = False
 
     def start(self) -> None:
         """Takes the first step; all others follow from what engines answer."""

@@ -8,7 +8,6 @@ of the answer's body is there, so that until then the request can still go elsew
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Protocol
 
 from pdpool_api.engines.vllm import legs
@@ -87,6 +86,7 @@ class Stream:
         "_began",
         "_head",
         "_last_s",
+        "_observe_gap",
         "_prelude",
         "_prelude_wire",
         "_route",
@@ -107,6 +107,7 @@ class Stream:
         self._write = sink.write
         self._route = route
         self._telemetry = telemetry
+        self._observe_gap = telemetry.itl.observe
         self._head = head
         self._upstream = upstream
         self._verbatim = sink.chunked and head.framing is Framing.CHUNKED
@@ -134,7 +135,8 @@ class Stream:
         ):
             return False
         self.text.events += 1
-        self._gap(now_s)
+        self._observe_gap(now_s - self._last_s)
+        self._last_s = now_s
         self._write(wire)
         return True
 
@@ -192,7 +194,8 @@ class Stream:
         else:
             out = payload
         if self._began:
-            self._gap(now_s)
+            self._observe_gap(now_s - self._last_s)
+            self._last_s = now_s
             self._write(out)
         else:
             self._begin(out, now_s)
@@ -206,13 +209,6 @@ class Stream:
         if self._sink.trail is not None:
             self._sink.trail.first_byte_s = now_s
         self._sink.begin(self._head, first, length=None)
-
-    def _gap(self, now_s: float) -> None:
-        itl = self._telemetry.itl
-        gap_s = now_s - self._last_s
-        self._last_s = now_s
-        itl.counts[bisect_left(itl.bounds_s, gap_s)] += 1
-        itl.sum_s += gap_s
 
     def _failed_at_once(self, payload: bytes) -> bool:
         """The stream has no token: the request may go elsewhere as if the engine had not answered."""

@@ -23,23 +23,50 @@ IDLE_KEPT_S: Final = 30.0
 _SERVER_ERROR: Final = 500
 
 
+class Shelf:
+    """The idle connections to one incarnation of an endpoint, the one used last at the end."""
+
+    __slots__ = ("closed", "idle")
+
+    def __init__(self) -> None:
+        self.idle: list[Upstream] = []
+        self.closed = False
+        """Nothing is kept any more: the endpoint is gone, or the router ends."""
+
+    def close(self) -> None:
+        """Closes what is kept."""
+        self.closed = True
+        while self.idle:
+            self.idle.pop().close()
+
+
 class Transport:
     """All connections to engines."""
 
     def __init__(self) -> None:
-        self.busy: set[Upstream] = set()
-        self._idle: dict[str, list[Upstream]] = {}
-        self._closing = False
+        self._connections: set[Upstream] = set()
+        self._shelves: dict[str, Shelf] = {}
+
+    @property
+    def busy(self) -> list[Upstream]:
+        """Connections on which an answer is due."""
+        return [upstream for upstream in self._connections if upstream.busy]
+
+    def shelf(self, endpoint: Endpoint) -> Shelf:
+        """Where connections to an endpoint are kept."""
+        return self._shelves.setdefault(endpoint.uid, Shelf())
 
     def send(self, endpoint: Endpoint, call: Call) -> None:
         """Sends a request; all that comes of it, the want of a connection included, goes to its receiver."""
-        idle = self._idle.get(endpoint.uid)
-        while idle:
-            upstream = idle.pop()  # the one kept last is the likeliest to be open
-            if upstream.quiet():
-                upstream.send(call)
-                return
-            upstream.abandon()
+        shelf = self._shelves.get(endpoint.uid)
+        if shelf is not None:
+            idle = shelf.idle
+            while idle:
+                upstream = idle.pop()  # the one kept last is the likeliest to be open
+                if upstream.quiet():
+                    upstream.send(call)
+                    return
+                upstream.abandon()
         self.dial(endpoint, call)
 
     def dial(self, endpoint: Endpoint, call: Call) -> None:
@@ -55,7 +82,7 @@ class Transport:
         try:
             async with asyncio.timeout(connect_s):
                 _, upstream = await asyncio.get_running_loop().create_connection(
-                    lambda: Upstream(self, endpoint), endpoint.host, endpoint.port
+                    lambda: Upstream(self, endpoint, self.shelf(endpoint)), endpoint.host, endpoint.port
                 )
         except (OSError, TimeoutError, UnicodeError) as fault:  # the last: a name that cannot be one of a host
             raise ConnectFailed("No connection to the engine.") from fault
@@ -78,50 +105,46 @@ class Transport:
         finally:
             upstream.abandon_for(receiver)
 
-    def keep(self, upstream: Upstream, now_s: float) -> None:
+    def made(self, upstream: Upstream) -> None:
+        """A connection is there."""
+        self._connections.add(upstream)
+
+    def keep(self, upstream: Upstream) -> None:
         """Takes back a connection whose answer is whole."""
-        self.busy.discard(upstream)
-        upstream.heard_s = now_s
-        idle = self._idle.get(upstream.endpoint.uid)
-        if idle is None:
-            idle = self._idle[upstream.endpoint.uid] = []
-        if self._closing or len(idle) >= MAX_IDLE_PER_ENDPOINT:
+        shelf = upstream.shelf
+        if shelf.closed or len(shelf.idle) >= MAX_IDLE_PER_ENDPOINT:
             upstream.close()
         else:
-            idle.append(upstream)
+            shelf.idle.append(upstream)
 
-    def forget(self, upstream: Upstream) -> None:
+    def lost(self, upstream: Upstream) -> None:
         """A connection is gone."""
-        self.busy.discard(upstream)
-        idle = self._idle.get(upstream.endpoint.uid)
-        if idle and upstream in idle:
-            idle.remove(upstream)
+        self._connections.discard(upstream)
+        if upstream in upstream.shelf.idle:
+            upstream.shelf.idle.remove(upstream)
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Closes what is kept for an endpoint that is gone."""
-        for upstream in self._idle.pop(endpoint.uid, ()):
-            upstream.close()
+        """Closes what is kept for an endpoint that is gone; what is busy is closed when it is done."""
+        shelf = self._shelves.pop(endpoint.uid, None)
+        if shelf is not None:
+            shelf.close()
 
     def sweep(self) -> None:
         """Gives up late engines and closes connections that were idle for long; called by the ticker."""
         now_s = monotonic()
-        for upstream in list(self.busy):
+        for upstream in list(self._connections):
             upstream.expire_if_late(now_s)
-        for uid, idle in list(self._idle.items()):
+        for shelf in self._shelves.values():
             # The oldest stand first: the last one kept is the first one used again.
-            while idle and now_s - idle[0].heard_s > IDLE_KEPT_S:
-                idle.pop(0).close()
-            if not idle:
-                del self._idle[uid]
+            while shelf.idle and now_s - shelf.idle[0].heard_s > IDLE_KEPT_S:
+                shelf.idle.pop(0).close()
 
     def close(self) -> None:
         """Closes every connection."""
-        self._closing = True
-        for upstream in list(self.busy):
+        for shelf in self._shelves.values():
+            shelf.close()
+        for upstream in list(self._connections):
             upstream.abandon()
-        for uid in list(self._idle):
-            for upstream in self._idle.pop(uid):
-                upstream.close()
 
 
 class _Dialling:

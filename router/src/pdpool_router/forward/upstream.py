@@ -20,6 +20,7 @@ from pdpool_router.forward.framing import MAX_HEAD_BYTES, Chunks, Framing, Frami
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pdpool_router.forward.transport import Shelf
     from pdpool_router.records import Endpoint
 
 STALE_AFTER_S: Final = 1.0
@@ -90,12 +91,13 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 class Owner(Protocol):
     """Who keeps connections."""
 
-    busy: set[Upstream]
+    def made(self, upstream: Upstream) -> None:
+        """A connection is there."""
 
-    def keep(self, upstream: Upstream, now_s: float) -> None:
+    def keep(self, upstream: Upstream) -> None:
         """Takes back a connection whose answer is whole."""
 
-    def forget(self, upstream: Upstream) -> None:
+    def lost(self, upstream: Upstream) -> None:
         """A connection is gone."""
 
     def dial(self, endpoint: Endpoint, call: Call) -> None:
@@ -110,17 +112,17 @@ class Upstream(asyncio.Protocol):
         "_buffer",
         "_call",
         "_chunks",
-        "_deadline_s",
         "_head",
         "_idle_s",
-        "_idled_s",
         "_left",
         "_looked_late",
         "_lost",
         "_owner",
         "_poller",
         "_receiver",
+        "_sent_s",
         "_socket",
+        "_total_s",
         "_transport",
         "_write",
         "broke_at_chunk_boundary",
@@ -129,12 +131,15 @@ class Upstream(asyncio.Protocol):
         "on_event",
         "once",
         "paused",
+        "shelf",
         "was_at_chunk_boundary",
     )
 
-    def __init__(self, owner: Owner, endpoint: Endpoint) -> None:
+    def __init__(self, owner: Owner, endpoint: Endpoint, shelf: Shelf) -> None:
         self._owner = owner
         self.endpoint: Final = endpoint
+        self.shelf: Final = shelf
+        """Where it is kept while it is idle."""
         self._transport: asyncio.Transport | None = None
         self._write: Callable[[bytes], None]
         self._socket: socket.socket | None = None
@@ -149,8 +154,8 @@ class Upstream(asyncio.Protocol):
         self._left = 0
         self._lost = False
         self._looked_late = False
-        self._idled_s = 0.0
-        self._deadline_s = _NEVER
+        self._sent_s = 0.0
+        self._total_s = _NEVER
         self._idle_s = _NEVER
         self.on_event: Callable[[bytes, float], bool] | None = None
         """Takes a read that is one whole chunk and nothing unusual, or tells that it is not; set by who takes a body,
@@ -167,19 +172,19 @@ class Upstream(asyncio.Protocol):
     # --- the caller's side ---------------------------------------------------------------------------------------
     def send(self, call: Call) -> None:
         """Writes a request; the answer goes to its receiver."""
-        now_s = monotonic()
         receiver = self._receiver = call.receiver
         receiver.carrier = self
-        self._idled_s = now_s - self.heard_s if self.heard_s else 0.0
-        self.heard_s = now_s
-        self._deadline_s = now_s + call.total_s if call.total_s else _NEVER
-        self._idle_s = call.idle_s or _NEVER
-        self._owner.busy.add(self)
+        self._sent_s = monotonic()
         if self._lost:
             self._fail(EngineReset("The engine closed the connection."))
             return
         self._call = call
         self._write(call.request)
+
+    @property
+    def busy(self) -> bool:
+        """An answer is due."""
+        return self._receiver is not None
 
     def abandon_for(self, receiver: Receiver) -> None:
         """See `Carrier`: a kept connection may long serve another request."""
@@ -189,7 +194,6 @@ class Upstream(asyncio.Protocol):
     def abandon(self) -> None:
         """Nobody wants the rest of the answer: the connection is reset, so that the engine notices at once."""
         self._forget_answer()
-        self._owner.busy.discard(self)
         if self._transport is not None and not self._lost:
             self._transport.abort()
 
@@ -214,13 +218,22 @@ class Upstream(asyncio.Protocol):
 
     def expire_if_late(self, now_s: float) -> None:
         """Gives up an engine that is past its time; time blocked by the client does not count as silence."""
-        if now_s <= self._deadline_s and (self.paused or now_s - self.heard_s <= self._idle_s):
+        if self._receiver is None:
+            return
+        if self._call is not None:
+            self._note_limits(self._call)
+        silent_since_s = max(self._sent_s, self.heard_s)
+        if now_s - self._sent_s <= self._total_s and (self.paused or now_s - silent_since_s <= self._idle_s):
             self._looked_late = False
         elif not self._looked_late:
             # Looked at once more: where this process itself was held up, the answer may lie unread.
             self._looked_late = True
         else:
             self._fail(EngineTimedOut("The engine did not answer in time."), abandon=True)
+
+    def _note_limits(self, call: Call) -> None:
+        self._total_s = call.total_s or _NEVER
+        self._idle_s = call.idle_s or _NEVER
 
     def quiet(self) -> bool:
         """Nothing has come on an idle connection, its end included, that the event loop has not told yet."""
@@ -241,6 +254,7 @@ class Upstream(asyncio.Protocol):
         sock = self._socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._poller.register(sock.fileno(), select.POLLIN)
+        self._owner.made(self)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
@@ -270,7 +284,7 @@ class Upstream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._lost = True
-        self._owner.forget(self)
+        self._owner.lost(self)
         if self._receiver is None:
             return
         now_s = monotonic()
@@ -292,43 +306,50 @@ class Upstream(asyncio.Protocol):
         return (
             self._call is not None
             and not self._buffer
-            and self._idled_s >= STALE_AFTER_S
-            and now_s - self.heard_s < STALE_SEEN_WITHIN_S
+            and 0 < self.heard_s <= self._sent_s - STALE_AFTER_S
+            and now_s - self._sent_s < STALE_SEEN_WITHIN_S
         )
 
     # --- the answer ----------------------------------------------------------------------------------------------
     def _on_head_bytes(self, data: bytes, now_s: float) -> None:
-        buffer = self._buffer + data if self._buffer else data
-        while True:
-            end = buffer.find(_HEAD_END)
-            if end < 0:
-                if len(buffer) > MAX_HEAD_BYTES:
-                    raise FramingError("too long a head")
-                self._buffer = buffer
-                return
-            head = parse_head(buffer[:end])
-            buffer = buffer[end + 4 :]
-            if head.status >= _NO_BODY_BEFORE:
-                break  # an interim answer (1xx) is followed by the final one
-        receiver = self._receiver
-        assert receiver is not None
-        if head.framing is Framing.LENGTH and len(buffer) >= head.length and not head.events:
-            # Short answers come in one read.
-            if len(buffer) > head.length:
-                raise FramingError("bytes after the answer")
-            self._forget_answer()
-            self._keep_or_close(head, now_s)
-            receiver.on_answer(head, buffer, now_s)
+        if self._buffer:
+            data = self._buffer + data
+        end = data.find(_HEAD_END)
+        if end < 0:
+            if len(data) > MAX_HEAD_BYTES:
+                raise FramingError("too long a head")
+            self._buffer = data
+            return
+        head = parse_head(data[:end])
+        rest = data[end + 4 :]
+        if len(rest) == head.whole_bytes:  # most answers that are no streams come in one read
+            receiver = self._receiver
+            assert receiver is not None
+            self._receiver = self._call = None
+            self._buffer = b""
+            self._keep_or_close(head)
+            receiver.on_answer(head, rest, now_s)
             return
         self._buffer = b""
+        if head.status >= _NO_BODY_BEFORE:
+            self._begin_body(head, rest, now_s)
+        elif rest:  # an interim answer (1xx) is followed by the final one
+            self._on_head_bytes(rest, now_s)
+
+    def _begin_body(self, head: Head, rest: bytes, now_s: float) -> None:
+        call = self._call
+        assert call is not None
+        if head.framing is Framing.LENGTH and len(rest) > head.length:
+            raise FramingError("bytes after the answer")
+        self._note_limits(call)
         self._call = None
         self._head = head
         self._left = head.length
         if head.framing is Framing.CHUNKED:
             self._chunks = Chunks()
-        self._body = receiver.on_head(head, self, now_s)
-        if buffer:
-            self._on_body_bytes(buffer, now_s)
+        self._body = call.receiver.on_head(head, self, now_s)
+        if rest:
+            self._on_body_bytes(rest, now_s)
         elif head.framing is Framing.LENGTH and not head.length:
             self._finish(now_s)
 
@@ -372,14 +393,13 @@ class Upstream(asyncio.Protocol):
         self._forget_answer()
         if self.paused:
             self.resume()
-        self._keep_or_close(head, now_s)
+        self._keep_or_close(head)
         body.on_end(now_s)
 
-    def _keep_or_close(self, head: Head, now_s: float) -> None:
+    def _keep_or_close(self, head: Head) -> None:
         if head.keep_alive and not self._lost and not self.once:
-            self._owner.keep(self, now_s)
+            self._owner.keep(self)
         else:
-            self._owner.busy.discard(self)
             self.close()
 
     def _fail(self, fault: Exception, *, abandon: bool = False, told_whole_chunks: bool | None = None) -> None:
@@ -390,7 +410,6 @@ class Upstream(asyncio.Protocol):
             self.abandon()
         else:
             self._forget_answer()
-            self._owner.busy.discard(self)
         if told is not None:
             told.on_fault(fault)
 

@@ -7,7 +7,7 @@ says.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
-class _Legs(Enum):
+class _Legs(StrEnum):
     """What an endpoint is chosen for."""
 
     PREFILL = "prefill"

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pdpool_router.schedule.decide import SumPolicy
+from pdpool_router.schedule.least_loaded import LeastLoaded
 from pdpool_router.schedule.pickers.in_turn import InTurn
-from pdpool_router.schedule.pickers.least import Least
 from pdpool_router.schedule.pickers.together import Together
 from pdpool_router.schedule.scorers.compute import Compute
 from pdpool_router.schedule.scorers.disturb import Disturb
@@ -55,15 +55,7 @@ def prefix() -> Policy:
 
 def least_loaded() -> Policy:
     """Fewest requests in flight; ties by chance, whatever the order of the endpoints."""
-    count = (Inflight(),)
-    return SumPolicy(
-        prefill=count,
-        decode=count,
-        whole=count,
-        picker=Least,
-        reads_prefixes=False,
-        skips_hops=False,
-    )
+    return LeastLoaded()
 
 
 def round_robin() -> Policy:

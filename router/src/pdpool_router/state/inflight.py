@@ -10,22 +10,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pdpool_router.records import Endpoint
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """One request's place at an endpoint; `release` any number of times counts once."""
 
-    __slots__ = ("_counts", "_held", "_uid")
-
-    def __init__(self, counts: dict[str, int], uid: str) -> None:
-        counts[uid] = counts.get(uid, 0) + 1
-        self._counts = counts
-        self._uid = uid
-        self._held = True
+    _counts: dict[str, int]
+    _uid: str
+    _held: bool = True
 
     def release(self) -> None:
         """Gives the place back."""
@@ -50,8 +48,12 @@ class Inflight:
 
     def reserve(self, endpoint: Endpoint) -> Lease:
         """One request more at an endpoint."""
-        return Lease(self._requests, endpoint.uid)
+        counts, uid = self._requests, endpoint.uid
+        counts[uid] = counts.get(uid, 0) + 1
+        return Lease(counts, uid)
 
     def reserve_local_prefill(self, endpoint: Endpoint) -> Lease:
         """One prompt more that a decode endpoint computes itself."""
-        return Lease(self._local_prefills, endpoint.uid)
+        counts, uid = self._local_prefills, endpoint.uid
+        counts[uid] = counts.get(uid, 0) + 1
+        return Lease(counts, uid)

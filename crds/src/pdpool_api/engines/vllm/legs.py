@@ -72,9 +72,11 @@ _ROUTER_ONLY: Final = (KV_PARAMS, "ec_transfer_params")
 _XARGS: Final = "vllm_xargs"
 _ROUTER_ONLY_XARGS: Final = frozenset({*_ROUTER_ONLY, "kv_cache_report_mode"})
 
-_OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # min_tokens > 1 and stream_options beside `stream: false` are answered 400; logprobs only make the answer big.
 _NOT_FOR_PREFILL: Final = ("stream_options", "min_tokens", "logprobs", "top_logprobs")
+_TO_BE_ONE: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
+# `max_tokens`, which nearly every body has, is set anyway where it is the route's own limit.
+_TO_CHANGE: Final = frozenset({*_NOT_FOR_PREFILL, *_TO_BE_ONE} - {"max_tokens"})
 # What a decode engine cannot make from transferred KV: it would compute the prompt anyway, answer wrongly, or die.
 _NEEDS_ONE_ENGINE: Final = ("prompt_logprobs", "echo", "use_beam_search", "best_of", "prompt_embeds")
 _MAY_NEED_ONE_ENGINE: Final = frozenset({*_NEEDS_ONE_ENGINE, "n", "prompt"})
@@ -245,16 +247,15 @@ def prefill_body(fields: Fields, route: Route, *, want_token_ids: bool = False) 
     `want_token_ids` asks for the ids of the prompt's tokens in the answer.
     """
     leg = fields.copy()
-    for name in _NOT_FOR_PREFILL:
-        leg.pop(name, None)
-    for name in _OUTPUT_LIMITS:
-        # A limit left beside max_tokens would win over it.
-        if name in leg:
-            leg[name] = _ONE
+    if route is Route.RESPONSES or not _TO_CHANGE.isdisjoint(leg):
+        for name in _NOT_FOR_PREFILL:
+            leg.pop(name, None)
+        for name in _TO_BE_ONE:
+            # A limit left beside max_tokens would win over it.
+            if name in leg:
+                leg[name] = _ONE
     leg[route.output_limit] = _ONE
     leg["stream"] = _FALSE
-    if "n" in leg:
-        leg["n"] = _ONE
     if want_token_ids:
         leg["return_token_ids"] = _TRUE
     leg[KV_PARAMS] = _ASK_FOR_KV
