@@ -6,7 +6,7 @@ import pytest
 
 from pdpool_api.names import Role
 from pdpool_operator import autoscale
-from pdpool_operator.autoscale import Measure, Memory, Observation, PodReading, RoleReading, Source
+from pdpool_operator.autoscale import Measure, Memory, Observation, PodReading, RoleReading
 from tests.operator.scaling import PROMETHEUS, Clock, limits, of_load, pods, reading, starting
 
 PREFILL, DECODE, ROUTER = Role.PREFILL, Role.DECODE, Role.ROUTER
@@ -70,7 +70,7 @@ def test_unknown_is_not_zero(words: str) -> None:
         size = sizes.get(PREFILL, 1)
         if "now" in known:
             return Observation({PREFILL: reading(*pods(size, waiting=known["now"] / size))})
-        faults = {Source.ENGINE: f"http://prometheus:9090: {words}"}
+        faults = {Measure.WAITING: f"http://prometheus:9090: {words}"}
         return Observation({PREFILL: reading(*pods(size), faults=faults)})
 
     clock = Clock(of, observe)

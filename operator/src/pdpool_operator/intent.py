@@ -14,12 +14,31 @@ from pdpool_operator import build, plan
 from pdpool_operator.records import Desired, Images, Refusal, Surroundings
 
 if TYPE_CHECKING:
-    from pdpool_api.pool import InferencePool
+    from collections.abc import Callable
+
+    from pdpool_api.pool import InferencePool, InferencePoolSpec
     from pdpool_operator.plan import Decision
+    from pdpool_operator.sizes import Sizes
 
 
-def wanted(pool: InferencePool, images: Images, around: Surroundings) -> Desired | Refusal:
+def fixed(_spec: InferencePoolSpec) -> Sizes:
+    """No size follows demand: each autoscaled role has its smallest."""
+    return {}
+
+
+def wanted(
+    pool: InferencePool,
+    images: Images,
+    around: Surroundings,
+    sizes: Callable[[InferencePoolSpec], Sizes] = fixed,
+) -> Desired | Refusal:
     """The children of the mode that is decided, or the first reason why none are built.
+
+    Args:
+        pool: as its author wrote it.
+        images: of the operator's own.
+        around: what children depend on besides the pool.
+        sizes: what demand asks for, of a spec in its decided mode.
 
     Raises:
         vllm.ArgumentError: an argument cannot be read.
@@ -27,11 +46,14 @@ def wanted(pool: InferencePool, images: Images, around: Surroundings) -> Desired
     chosen, decision = _decided(pool, images)
     if found := plan.refusals(chosen.spec):
         return found[0]
-    desired = build.desired(chosen, images, around)
+    told = sizes(chosen.spec)
+    sized = chosen.spec.with_sizes({role: each.size for role, each in told.items()})
+    desired = build.desired(chosen.model_copy(update={"spec": sized}), images, around)
     if isinstance(desired, Refusal):
         return desired
     remarks = (*([decision.remark] if decision.remark else []), *desired.remarks)
-    return replace(desired, mode_inputs=decision.inputs, remarks=remarks, unchecked=plan.unchecked(chosen.spec))
+    unchecked = plan.unchecked(chosen.spec)
+    return replace(desired, sizes=told, mode_inputs=decision.inputs, remarks=remarks, unchecked=unchecked)
 
 
 def refusals(pool: InferencePool, images: Images) -> tuple[Refusal, ...]:

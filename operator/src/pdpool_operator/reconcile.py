@@ -17,14 +17,19 @@ import structlog
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
-from pdpool_operator import intent, rollout, rotation
+from pdpool_operator import intent, rollout, rotation, telemetry
 from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
 from pdpool_operator.status import status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.apply import Writer
     from pdpool_operator.observe.cluster import Cluster
     from pdpool_operator.observe.secrets import Secrets
+    from pdpool_operator.scaler import Scaler
+    from pdpool_operator.sizes import Sizes
 
 LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
@@ -46,14 +51,23 @@ class Result:
 
 
 async def reconcile(
-    ref: PoolRef, cluster: Cluster, writer: Writer, images: Images, operator_namespace: str | None, *, secrets: Secrets
+    ref: PoolRef,
+    cluster: Cluster,
+    writer: Writer,
+    images: Images,
+    operator_namespace: str | None,
+    *,
+    secrets: Secrets,
+    scaler: Scaler,
 ) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
     observed = cluster.observed(ref)
     if observed is None or observed.deleting:
         return None
     observed = await secrets.seen(observed)
-    step = next_plan(observed, images, operator_namespace)
+    step = next_plan(observed, images, operator_namespace, lambda spec: scaler.sizes(observed, spec))
+    if step.desired is not None:
+        telemetry.tell_desired(ref, step.desired.replicas)
     refused = await writer.refusals(observed, step)
     if refused:
         words = "; ".join(f"{key}: {said}" for key, said in refused.items())
@@ -67,11 +81,16 @@ async def reconcile(
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 
-def next_plan(observed: Observed, images: Images, operator_namespace: str | None = None) -> Plan:
+def next_plan(
+    observed: Observed,
+    images: Images,
+    operator_namespace: str | None = None,
+    sizes: Callable[[InferencePoolSpec], Sizes] = intent.fixed,
+) -> Plan:
     """Everything between reading and writing; pure."""
     try:
         pool = InferencePool.parse(observed.pool)
-        desired = intent.wanted(pool, images, Surroundings(operator_namespace, observed.optional))
+        desired = intent.wanted(pool, images, Surroundings(operator_namespace, observed.optional), sizes)
     except (PoolError, vllm.ArgumentError) as fault:
         # Stored by an older schema, or an argument that cannot be read: nothing is built from a guess.
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))

@@ -14,6 +14,8 @@ from pdpool_api import names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pdpool_operator.sizes import Sizes
+
 Json = dict[str, Any]
 """A JSON object of the Kubernetes API; treated as immutable."""
 
@@ -195,6 +197,8 @@ class Desired:
     children: tuple[Child, ...]
     replicas: Mapping[names.Role, int]
     """Desired number of replicas of every role, the router's included."""
+    sizes: Sizes = field(default_factory=dict)
+    """What the last tick said of the autoscaled roles."""
     mode: str = "Disaggregated"
     """How requests are served."""
     mode_inputs: str = ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from pdpool_api.conditions import Reason
 from pdpool_api.names import Role
 
 
@@ -20,6 +21,8 @@ class Sizing:
     """Replicas that should run."""
     before: int
     """Replicas that should have run until now."""
+    read: bool = True
+    """False: nothing was read yet; what was said of the role stands."""
     reason: str = ""
     """A type of signal, or a `SizeReason`."""
     message: str = ""
@@ -38,3 +41,15 @@ class Sizing:
 
 Sizes: TypeAlias = Mapping[Role, Sizing]
 """Of the autoscaled roles only."""
+
+
+def active(sizes: Sizes) -> tuple[bool, Reason, str] | None:
+    """Condition ScalingActive: whether it is True, its reason, its message; None: nothing new can be said of it."""
+    if not sizes or not all(each.read for each in sizes.values()):
+        return None
+    unknown = {role: each for role, each in sizes.items() if each.unknown}
+    words = {role: each.unknown or each.missing for role, each in sizes.items() if each.unknown or each.missing}
+    message = "; ".join(f"{role}: {said}" for role, said in words.items())
+    is_gpu = all(each.unattributed for each in unknown.values()) and any(each.unattributed for each in sizes.values())
+    otherwise = Reason.SIGNALS_UNKNOWN if unknown else Reason.SCALING
+    return not unknown, Reason.GPU_METRICS_UNATTRIBUTED if is_gpu else otherwise, message

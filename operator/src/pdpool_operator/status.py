@@ -8,7 +8,8 @@ write.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import names
 from pdpool_api.conditions import Condition, ConditionType, Reason, set_condition, without
@@ -18,9 +19,12 @@ from pdpool_api.names import Role
 from pdpool_api.pool import InferencePoolStatus, RoleStatus, RouterStatus
 from pdpool_api.pool_status import GpuStatus
 from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Json, Observed, Outcome, Plan, Remark
+from pdpool_operator.sizes import active
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from pdpool_operator.sizes import Sizing
 
 _OURS: Final = frozenset(each.value for each in ConditionType)
 _STALLING: Final = frozenset({Reason.NAME_CONFLICT, Reason.ROLLOUT_STALLED})
@@ -76,8 +80,8 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
             mode_inputs=plan.desired.mode_inputs,
             revision=plan.desired.revision,
             url=_url(observed),
-            prefill=_role_status(counts[Role.PREFILL], observed, Role.PREFILL) if Role.PREFILL in counts else None,
-            decode=_role_status(counts[decode], observed, decode),
+            prefill=_role_status(plan, counts, observed, Role.PREFILL) if Role.PREFILL in counts else None,
+            decode=_role_status(plan, counts, observed, decode),
             router=RouterStatus(replicas=counts[Role.ROUTER].replicas, ready_replicas=counts[Role.ROUTER].ready),
             gpus=GpuStatus(in_use=sum(map(_gpus, observed.pods)), max=plan.desired.max_gpus),
         )
@@ -136,6 +140,10 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
     result: tuple[Condition, ...] = tuple(Condition.model_validate(each) for each in live if each["type"] in _OURS)
     stops = (each for each in (ready, progressing) if each.reason in _STALLING)
     stalled = spec_valid if plan.refusal is not None else next(stops, None)
+    if plan.desired is not None and not plan.desired.sizes:
+        result = without(result, ConditionType.SCALING_ACTIVE)
+    elif plan.desired is not None and (scaling := active(plan.desired.sizes)) is not None:
+        said[ConditionType.SCALING_ACTIVE] = Verdict("True" if scaling[0] else "False", *scaling[1:])
     if stalled is None:
         result = without(result, ConditionType.STALLED)
     else:
@@ -200,14 +208,32 @@ def _role_of(live: Json) -> str:
     return str(live["metadata"].get("labels", {}).get(names.LABEL_ROLE, ""))
 
 
-def _role_status(counts: Counts, observed: Observed, role: Role) -> RoleStatus:
+def _role_status(plan: Plan, every: Mapping[Role, Counts], observed: Observed, role: Role) -> RoleStatus:
+    assert plan.desired is not None
+    counts = every[role]
     return RoleStatus(
         desired_replicas=counts.desired,
         replicas=counts.replicas,
         ready_replicas=counts.ready,
         updated_replicas=counts.updated,
         unschedulable_replicas=_unschedulable_count(observed, role),
+        **_why(plan.desired.sizes.get(role), observed, role),
     )
+
+
+def _why(sizing: Sizing | None, observed: Observed, role: Role) -> dict[str, Any]:
+    """Reason, message and time of an autoscaled role's size; what was said before stands until something was read."""
+    if sizing is None:
+        return {}
+    live = (observed.pool.get("status") or {}).get("prefill" if role is Role.PREFILL else "decode") or {}
+    if not sizing.read:
+        reason, message = live.get("reason", ""), live.get("message", "")
+    else:
+        reason, message = sizing.reason, sizing.message
+    at = live.get("lastScaleTime")
+    if sizing.scaled_at is not None:
+        at = datetime.fromtimestamp(sizing.scaled_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"reason": reason, "message": message, "last_scale_time": at}
 
 
 def _unschedulable_count(observed: Observed, role: Role) -> int:

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from pdpool_api.names import OPERATOR_METRICS_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from prometheus_client.core import Metric
+
+    from pdpool_api.names import Role
+    from pdpool_operator.records import PoolRef
+    from pdpool_operator.sizes import Sizes
 
 REGISTRY: Final = CollectorRegistry()
 
@@ -36,7 +47,68 @@ WATCH_RESTARTS: Final = Counter(
     registry=REGISTRY,
 )
 LEADING: Final = Gauge(f"{OPERATOR_METRICS_PREFIX}leading", "1 while this replica acts.", registry=REGISTRY)
+TICK_SECONDS: Final = Histogram(
+    f"{OPERATOR_METRICS_PREFIX}tick_seconds",
+    "Duration of one decision about the sizes of one pool, readings aside, in seconds.",
+    registry=REGISTRY,
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25),
+)
 POOLS: Final = Gauge(f"{OPERATOR_METRICS_PREFIX}pools", "Pools known.", registry=REGISTRY)
+
+
+class _OfPools(Collector):
+    """What holds of single pools, read at scrape time; a pool that is gone has no series."""
+
+    def __init__(self) -> None:
+        self.desired: dict[PoolRef, Mapping[Role, int]] = {}
+        self.sizes: dict[PoolRef, Sizes] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        """Three families."""
+        of_role = ("namespace", "pool", "role")
+        desired = GaugeMetricFamily(
+            f"{OPERATOR_METRICS_PREFIX}desired_replicas", "Replicas that should run.", labels=of_role
+        )
+        active = GaugeMetricFamily(
+            f"{OPERATOR_METRICS_PREFIX}scaling_active",
+            "1 while an autoscaled role has a known signal, 0 while it has none and holds its size.",
+            labels=of_role,
+        )
+        demand = GaugeMetricFamily(
+            f"{OPERATOR_METRICS_PREFIX}demand",
+            "Replicas that a signal asks for, not rounded: total / target. An unknown signal has no series.",
+            labels=(*of_role, "signal"),
+        )
+        for ref, replicas in self.desired.items():
+            for role, count in replicas.items():
+                desired.add_metric((ref.namespace, ref.name, role.value), count)
+        for ref, sizes in self.sizes.items():
+            for role, each in sizes.items():
+                labels = (ref.namespace, ref.name, role.value)
+                active.add_metric(labels, 0 if each.unknown else 1)
+                for signal, needed in each.demands.items():
+                    demand.add_metric((*labels, signal), needed)
+        return desired, active, demand
+
+
+_OF_POOLS: Final = _OfPools()
+REGISTRY.register(_OF_POOLS)
+
+
+def tell_desired(ref: PoolRef, replicas: Mapping[Role, int]) -> None:
+    """Shows the sizes that a reconcile worked towards."""
+    _OF_POOLS.desired[ref] = replicas
+
+
+def tell_sizes(ref: PoolRef, sizes: Sizes) -> None:
+    """Shows what a tick said of a pool."""
+    _OF_POOLS.sizes[ref] = sizes
+
+
+def forget(ref: PoolRef) -> None:
+    """Takes the series of a pool away."""
+    _OF_POOLS.desired.pop(ref, None)
+    _OF_POOLS.sizes.pop(ref, None)
 
 
 def configure_logs(level: str, form: str) -> None:

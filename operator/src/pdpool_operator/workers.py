@@ -17,8 +17,10 @@ import structlog
 from pdpool_operator import telemetry
 from pdpool_operator.apply import Writer
 from pdpool_operator.kube import ApiError
+from pdpool_operator.observe.metrics import Pages
 from pdpool_operator.observe.secrets import Secrets
 from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
+from pdpool_operator.scaler import Scaler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +63,7 @@ class Workers:
         self._images = images
         self._operator_namespace = operator_namespace
         self._secrets = Secrets(kube, secret_namespaces, key_namespace, self.wake)
+        self._pages = Pages()
         self._workers: dict[PoolRef, _Worker] = {}
         self._acting = False
 
@@ -82,10 +85,11 @@ class Workers:
         with self._active():
             for ref in self._cluster.pools():
                 self.wake(ref)
-            try:
-                await self._secrets.run()
-            finally:
-                await self._end()
+            async with self._pages:
+                try:
+                    await self._secrets.run()
+                finally:
+                    await self._end()
 
     @contextlib.contextmanager
     def _active(self) -> Iterator[None]:
@@ -106,6 +110,14 @@ class Workers:
         self._workers.clear()
 
     async def _run(self, ref: PoolRef, wake: asyncio.Event) -> None:
+        scaler = Scaler(ref, self._cluster, self._kube, self._pages, wake.set)
+        try:
+            await self._while_it_exists(ref, wake, scaler)
+        finally:
+            await scaler.close()
+            telemetry.forget(ref)
+
+    async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler) -> None:
         writer = Writer(self._kube, self._cluster)
         failures = 0
         deadline_s = LOOK_AGAIN_S
@@ -120,18 +132,24 @@ class Workers:
                 del self._workers[ref]
                 self._secrets.forget(ref)
                 return
-            looked = await self._look(ref, writer)
+            looked = await self._look(ref, writer, scaler)
             failures = 0 if looked is not None else failures + 1
             retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
             deadline_s = looked if looked is not None else retry_s
             await asyncio.sleep(GAP_S)
 
-    async def _look(self, ref: PoolRef, writer: Writer) -> float | None:
+    async def _look(self, ref: PoolRef, writer: Writer, scaler: Scaler) -> float | None:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
                 result = await reconcile(
-                    ref, self._cluster, writer, self._images, self._operator_namespace, secrets=self._secrets
+                    ref,
+                    self._cluster,
+                    writer,
+                    self._images,
+                    self._operator_namespace,
+                    secrets=self._secrets,
+                    scaler=scaler,
                 )
         except ApiError as fault:
             _log.warning("reconcile failed", pool=str(ref), fault=str(fault))

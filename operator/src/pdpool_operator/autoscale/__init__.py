@@ -5,7 +5,7 @@ Boundary: pure; it never calls the API and knows no clock. `tick` is the whole o
 """
 
 from pdpool_operator.autoscale.limits import Limits, RoleLimits, Target, limits
-from pdpool_operator.autoscale.measures import Measure, Observation, PodReading, RoleReading, Source
+from pdpool_operator.autoscale.measures import Measure, Observation, PodReading, RoleReading, Source, source_of
 from pdpool_operator.autoscale.memory import Memory, RoleMemory
 from pdpool_operator.autoscale.tick import Decision, interval_s, tick
 
@@ -23,5 +23,6 @@ __all__ = [
     "Target",
     "interval_s",
     "limits",
+    "source_of",
     "tick",
 ]

@@ -96,8 +96,8 @@ class RoleReading:
     pods: tuple[PodReading, ...] = ()
     query: float | None = None
     """The scalar of its query."""
-    faults: Mapping[Source, str] = field(default_factory=dict)
-    """Why a source told nothing, without credentials."""
+    faults: Mapping[Measure, str] = field(default_factory=dict)
+    """Why a measure, or some of it, was not told; the source without credentials."""
     unattributed: bool = False
     """Series of GPUs exist, and none of them names a pod of the pool."""
 

@@ -67,11 +67,14 @@ def need(role: Role, limits: RoleLimits, observation: Observation) -> Need:
     downs: dict[str, float] = {}
     words: dict[str, str] = {}
     unknown: list[str] = []
+    quiet: list[str] = []
     for target in limits.targets:
         kind = str(target.signal.TYPE)
         demand = target.signal.demand(view, target.target)
         if demand is None:
-            unknown.append(f"{kind} ({_why(target, reading)})")
+            # A latency that nobody produces comes and goes with the traffic: that is no fault to report.
+            is_quiet = not target.signal.HOLDS and not _faults(target, reading)
+            (quiet if is_quiet else unknown).append(f"{kind} ({_why(target, reading)})")
             if target.signal.HOLDS:
                 downs[kind], words[kind] = float(reading.ready), f"{kind} unknown"
             continue
@@ -85,7 +88,7 @@ def need(role: Role, limits: RoleLimits, observation: Observation) -> Need:
         down=max(downs.values(), default=0.0),
         leading_up=_leading(own or ups, words),
         leading_down=_leading(downs, words),
-        unknown=", ".join(unknown),
+        unknown=", ".join(unknown if ups else [*unknown, *quiet]),
         unattributed=reading.unattributed and any(each.split(" ")[0] in GPU_SIGNALS for each in unknown),
         demands=ups,
     )
@@ -138,11 +141,15 @@ def _leading(ratios: Mapping[str, float], words: Mapping[str, str]) -> Leading:
     return Leading(kind, words[kind])
 
 
+def _faults(target: Target, reading: RoleReading) -> list[str]:
+    found = [reading.faults[each] for each in sorted(target.signal.NEEDS) if each in reading.faults]
+    return list(dict.fromkeys(found))
+
+
 def _why(target: Target, reading: RoleReading) -> str:
     sources = sorted({source_of(each) for each in target.signal.NEEDS})
     if Source.GPU in sources and reading.unattributed:
         return "no series of GPUs names a pod of this role"
-    faults = [reading.faults[each] for each in sources if each in reading.faults]
-    if faults:
-        return "; ".join(dict.fromkeys(faults))
+    if faults := _faults(target, reading):
+        return "; ".join(faults)
     return "no replica is ready" if not reading.ready else f"not told by {' or '.join(sources)}"

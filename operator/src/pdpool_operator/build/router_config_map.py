@@ -24,7 +24,7 @@ def config_map(pool: InferencePool) -> Child:
             pods=router_config.PodSource(namespace=pool.namespace, pool=pool.name, uid=pool.uid)
         ),
         routing=router_config.Routing.model_validate(router.routing.model_dump()),
-        limits=router_config.Limits.model_validate(router.limits.model_dump()),
+        limits=router_config.Limits.model_validate({**router.limits.model_dump(), **_waking(pool)}),
         auth=router_config.Auth(
             api_keys_file=_file(names.ROUTER_KEYS_FILE, router.auth is not None and router.auth.api_keys_secret_ref),
             salt_file=_file(names.ROUTER_SALT_FILE, router.auth is not None and router.auth.salt_secret_ref),
@@ -42,6 +42,15 @@ def config_map(pool: InferencePool) -> Child:
         "data": {names.ROUTER_CONFIG_FILE: router_config.dump(config)},
     }
     return Child(CONFIG_MAPS, body, role=Role.ROUTER)
+
+
+def _waking(pool: InferencePool) -> dict[str, float]:
+    """A pool that never is at zero has nothing to wake from: without an engine its router says so at once."""
+    roles = [pool.spec.role(role) for role in pool.spec.roles]
+    may_be_at_zero = any(
+        each.autoscaling.min_replicas == 0 if each.autoscaling is not None else each.replicas == 0 for each in roles
+    )
+    return {} if may_be_at_zero else {"wake_seconds": 0}
 
 
 def _file(name: str, present: object) -> str:

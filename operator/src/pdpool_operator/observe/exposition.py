@@ -1,0 +1,79 @@
+"""Prometheus text: the lines of the metrics that are wanted, and nothing else, as samples.
+
+Boundary: no I/O. A page of an engine has thousands of lines, of which a tick needs a handful: only these reach a
+parser. A value that is no finite number is absent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+MAX_LINES: Final = 20_000
+"""Wanted lines of one page; what is beyond is not read."""
+_AFTER_NAME: Final = frozenset(b"{ \t")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Page:
+    """The wanted lines of one page."""
+
+    def __init__(self, page: bytes, names: Iterable[str]) -> None:
+        """Reads the page.
+
+        Raises:
+            ValueError: a wanted line is no line of the format.
+        """
+        wanted = sorted(set(names))
+        # A gauge without label sets has no line, but a header: it is told, and it is nothing.
+        self._headers = frozenset(name for name in wanted if f"\n# TYPE {name} ".encode() in b"\n" + page)
+        lines = [line for name in wanted for line in _lines(page, name.encode())][:MAX_LINES]
+        self._samples: dict[str, list[Sample]] = {}
+        text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
+        for family in text_string_to_metric_families(text):
+            for each in family.samples:
+                if math.isfinite(each.value):
+                    found = Sample(each.name, each.labels, float(each.value))
+                    self._samples.setdefault(each.name, []).append(found)
+
+    def samples(self, *names: str) -> list[Sample]:
+        """Those of the first name that has any."""
+        return next((found for name in names if (found := self._samples.get(name))), [])
+
+    def total(self, *names: str) -> float | None:
+        """The sum of a count over its label sets; None: it is not told."""
+        found = self.samples(*names)
+        if found:
+            return math.fsum(each.value for each in found)
+        return 0.0 if self._headers.intersection(names) else None
+
+    def largest(self, *names: str) -> float | None:
+        """The largest of a ratio's label sets; None: it is not told."""
+        return max((each.value for each in self.samples(*names)), default=None)
+
+
+def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
+    start = 0 if page.startswith(name) else page.find(b"\n" + name) + 1
+    while start or page.startswith(name):
+        after = start + len(name)
+        end = page.find(b"\n", after)
+        if page[after : after + 1] and page[after] in _AFTER_NAME:
+            yield page[start : end if end >= 0 else len(page)]
+        found = page.find(b"\n" + name, after)
+        if found < 0:
+            return
+        start = found + 1

@@ -1,0 +1,246 @@
+"""Autoscaling against a real API server.
+
+Pages of engines and routers, and a Prometheus, are stand-ins; the test marks pods ready and gives them addresses on
+loopback. Intervals are 1 s and windows seconds: time is scaled down.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pdpool_api import names
+from tests.operator.harness import Api, Json, condition, eventually, pool
+from tests.operator.metric_pages import Server, engine_page, router_page, serving, vector
+from tests.operator.site import holds, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.operator.harness import Operator
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+
+FAST = {"intervalSeconds": 1}
+QUEUE = [{"type": "QueueDepth", "target": 10}]
+
+
+def role(**autoscaling: Any) -> Json:
+    return {"hardware": "cpu", "autoscaling": {"scaleDown": {"stabilizationSeconds": 5}, **autoscaling}}
+
+
+def deployment(api: Api, namespace: str, of_role: str) -> Json:
+    (found,) = api.items("deployments", namespace, f"{names.LABEL_ROLE}={of_role}")
+    return found
+
+
+def size(api: Api, namespace: str, of_role: str) -> int:
+    return int(deployment(api, namespace, of_role)["spec"]["replicas"])
+
+
+class Workload:
+    """Pods of one pool that answer: each ready pod gets an address on loopback and a page there."""
+
+    def __init__(self, api: Api, namespace: str, stack: ExitStack) -> None:
+        self._api, self._namespace, self._stack = api, namespace, stack
+        self.servers: dict[str, Server] = {}
+        # 127.0.0.0/8 is one machine's own: tests that run side by side keep apart by their process.
+        self._next = 1
+        self._net = f"127.{os.getpid() % 200 + 20}"
+
+    def pods(self, of_role: str) -> list[str]:
+        found = self._api.items("pods", self._namespace, f"{names.LABEL_ROLE}={of_role}")
+        return [each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]]
+
+    def wait_pods(self, of_role: str, count: int) -> list[str]:
+        return eventually(lambda: self._exactly(of_role, count))
+
+    def _exactly(self, of_role: str, count: int) -> list[str]:
+        found = self.pods(of_role)
+        assert len(found) == count
+        return found
+
+    def serve(self, pod: str, page: bytes, port: int = names.ENGINE_HTTP_PORT) -> Server:
+        """Makes a pod ready, with its page."""
+        ip = f"{self._net}.{hash(self._namespace) % 250}.{self._next}"
+        self._next += 1
+        server = self._stack.enter_context(serving(lambda _path: (200, page), ip, port))
+        self.servers[pod] = server
+        self._api.merge(
+            "pods", self._namespace, pod, {"status": {"podIP": ip, "podIPs": [{"ip": ip}]}}, subresource="status"
+        )
+        self._api.set_ready(self._namespace, pod, ready=True)
+        return server
+
+    def show(self, pod: str, page: bytes) -> None:
+        self.servers[pod].answer = lambda _path: (200, page)
+
+
+@pytest.fixture
+def workload(api: Api, namespace: str) -> Iterator[Workload]:
+    with ExitStack() as stack:
+        yield Workload(api, namespace, stack)
+
+
+def waiting(count: float) -> bytes:
+    return engine_page({"num_requests_waiting": count, "num_requests_running": 0.0, "kv_cache_usage_perc": 0.0})
+
+
+def test_a_role_follows_its_queue_and_the_spec_is_never_written(
+    api: Api, namespace: str, workload: Workload, operator: Operator
+) -> None:
+    """A role grows once by its load, is left alone by edits, and shrinks without it (Q13, Q19, Q32).
+
+    Two pods at 20 against 10 become four while two of them load; an edit of the pool changes no size, a manual scale is
+    corrected, and the GitOps tool finds nothing changed.
+    """
+    prefill = role(minReplicas=2, maxReplicas=8, signals=QUEUE)
+    body = pool("tiny", namespace, prefill=prefill, decode={"hardware": "cpu"}, autoscaling=FAST)
+    api.apply("inferencepools", namespace, body, manager="gitops")
+    settled(api, namespace, "tiny")
+    for pod in workload.wait_pods("prefill", 2):
+        workload.serve(pod, waiting(20))
+    watched = [size(api, namespace, "prefill")]
+
+    def four() -> None:
+        watched.append(size(api, namespace, "prefill"))
+        assert watched[-1] == 4
+
+    eventually(four, timeout_s=20)
+    stored = api.get("inferencepools", namespace, "tiny")
+    assert stored is not None
+    said = stored["status"]["prefill"]
+    assert (said["reason"], said["message"]) == ("QueueDepth", "40 waiting / 10 per replica")
+    assert (said["desiredReplicas"], said["lastScaleTime"][:3]) == (4, "202")
+    assert condition(stored, "ScalingActive")["status"] == "True"
+    generation = deployment(api, namespace, "prefill")["metadata"]["generation"]
+    time.sleep(4)  # four ticks on the same readings, with two pods that load
+    body["spec"]["decode"]["env"] = [{"name": "LOG", "value": "1"}]
+    body["metadata"]["labels"] = {"team": "a"}
+    edited = api.apply("inferencepools", namespace, body, manager="gitops")
+    api.merge(
+        "deployments", namespace, deployment(api, namespace, "prefill")["metadata"]["name"], {"spec": {"replicas": 7}}
+    )
+    eventually(four, timeout_s=20)
+    live = deployment(api, namespace, "prefill")["metadata"]["generation"]
+    assert live == generation + 2, "the manual edit and its correction"
+    assert set(watched) <= {2, 4, 7}
+    again = api.apply("inferencepools", namespace, body, manager="gitops")
+    assert again["metadata"]["generation"] == edited["metadata"]["generation"]
+    for entry in again["metadata"]["managedFields"]:
+        assert entry["manager"] == "gitops" or "f:spec" not in entry["fieldsV1"], entry
+    assert "replicas" not in again["spec"]["prefill"]
+    text = operator.answer("/metrics").text
+    label = f'{{namespace="{namespace}",pool="tiny",role="prefill"'
+    assert f"pdpool_operator_desired_replicas{label}}} 4.0" in text
+    assert f'pdpool_operator_demand{label},signal="QueueDepth"}} 4.0' in text
+    assert f"pdpool_operator_scaling_active{label}}} 1.0" in text
+    for pod in workload.servers:
+        workload.show(pod, waiting(0))
+    eventually(lambda: holds(size(api, namespace, "prefill") == 2), timeout_s=30)
+    api.delete("inferencepools", namespace, "tiny")
+    eventually(lambda: holds(label not in operator.answer("/metrics").text), timeout_s=20)
+
+
+def test_a_broken_pipeline_shows_on_the_pool(api: Api, namespace: str, workload: Workload) -> None:
+    """Prometheus answers 401: the size holds, and the condition names the address and no credential (Q30, Q109).
+
+    Its time moves only when it turns, and it turns back after the repair.
+    """
+    token = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "prom"}, "stringData": {"token": "CANARY"}}
+    api.create("secrets", namespace, token)
+    with serving(lambda _path: (401, b"CANARY")) as prometheus:
+        url = f"http://{prometheus.address}"
+        scaling = {**FAST, "source": "Prometheus", "prometheus": {"url": url}}
+        prefill = role(minReplicas=1, maxReplicas=8, signals=QUEUE)
+        body = pool("tiny", namespace, prefill=prefill, decode={"hardware": "cpu"}, autoscaling=scaling)
+        api.apply("inferencepools", namespace, body)
+        settled(api, namespace, "tiny")
+        (first,) = workload.wait_pods("prefill", 1)
+        api.set_ready(namespace, first, ready=True)
+
+        def broken() -> Json:
+            found = api.get("inferencepools", namespace, "tiny")
+            assert found is not None
+            active = condition(found, "ScalingActive")
+            assert (active["status"], active["reason"]) == ("False", "SignalsUnknown")
+            assert f"{url}: answered 401" in active["message"]
+            return found
+
+        found = eventually(broken, timeout_s=20)
+        assert condition(found, "ScalingActive")["message"].startswith("prefill")
+        assert found["status"]["prefill"]["reason"] == "SignalsUnknown"
+        assert "CANARY" not in str(found)
+        since = condition(found, "ScalingActive")["lastTransitionTime"]
+        version = found["metadata"]["resourceVersion"]
+        time.sleep(3)
+        held = broken()
+        assert condition(held, "ScalingActive")["lastTransitionTime"] == since
+        assert held["metadata"]["resourceVersion"] == version, "a reading alone writes nothing"
+        series = {"namespace": namespace, "pod": first}
+        prometheus.answer = lambda _path: vector((series, 30))
+        eventually(lambda: holds(size(api, namespace, "prefill") == 3), timeout_s=20)
+
+        def repaired() -> None:
+            after = api.get("inferencepools", namespace, "tiny")
+            assert after is not None
+            assert condition(after, "ScalingActive")["status"] == "True"
+
+        eventually(repaired, timeout_s=20)
+        for absent in (vector(), (503, b""), vector((series, "NaN"))):
+            prometheus.answer = lambda _path, reply=absent: reply
+            time.sleep(2.5)
+            assert size(api, namespace, "prefill") == 3
+        prometheus.answer = lambda _path: vector((series, 0))
+        eventually(lambda: holds(size(api, namespace, "prefill") == 1), timeout_s=30)
+
+
+def test_a_pool_goes_to_zero_and_wakes(api: Api, namespace: str, workload: Workload) -> None:
+    """It begins at zero; a held request wakes both roles within seconds; a cancelled one lets it go back (Q38)."""
+    zero = role(minReplicas=0, maxReplicas=4)
+    api.apply("inferencepools", namespace, pool("tiny", namespace, prefill=zero, decode=zero, autoscaling=FAST))
+    settled(api, namespace, "tiny")
+    (router,) = workload.wait_pods("router", 1)
+    workload.serve(router, router_page(), names.ROUTER_ADMIN_PORT)
+    assert size(api, namespace, "decode") == 0
+    workload.show(router, router_page(queued=1))
+
+    def both(count: int) -> None:
+        assert (size(api, namespace, "prefill"), size(api, namespace, "decode")) == (count, count)
+
+    eventually(lambda: both(1), timeout_s=15)
+    stored = api.get("inferencepools", namespace, "tiny")
+    assert stored is not None
+    workload.show(router, router_page(queued=0))
+    eventually(lambda: both(0), timeout_s=30)
+
+    def said() -> None:
+        found = api.get("inferencepools", namespace, "tiny")
+        assert found is not None
+        assert found["status"]["decode"]["reason"] == "ScaledToZero"
+        assert condition(found, "ScalingActive")["status"] == "True"
+
+    eventually(said)
+
+
+def test_a_dry_run_changes_nothing(api: Api, namespace: str, workload: Workload) -> None:
+    """Status says what would be done."""
+    prefill = role(minReplicas=1, maxReplicas=8, dryRun=True, signals=QUEUE)
+    body = pool("tiny", namespace, prefill=prefill, decode={"hardware": "cpu"}, autoscaling=FAST)
+    api.apply("inferencepools", namespace, body)
+    settled(api, namespace, "tiny")
+    (pod,) = workload.wait_pods("prefill", 1)
+    workload.serve(pod, waiting(35))
+
+    def told() -> None:
+        found = api.get("inferencepools", namespace, "tiny")
+        assert found is not None
+        words = "dry run, would be 4 instead of 1: 35 waiting / 10 per replica"
+        assert found["status"]["prefill"]["message"] == words
+
+    eventually(told, timeout_s=20)
+    assert size(api, namespace, "prefill") == 1
