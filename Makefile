@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST := .venv/bin/pytest
-SOURCES := crds operator router sim e2e tests
+SOURCES := crds operator router sim e2e tests docs
 
 .PHONY: help
 help: ## List the targets
@@ -73,6 +73,11 @@ verify: install ## Fail where a generated file differs from its source
 	@$(PY) -m pdpool_operator.install --check
 	@$(PY) -m e2e.observability --check
 	@$(PY) -m e2e.chart --check
+
+.PHONY: docs
+docs: install ## Build the documentation into dist/docs; a warning is an error
+	@.venv/bin/sphinx-build --quiet --fail-on-warning --builder html docs dist/docs
+	@echo "dist/docs/index.html"
 
 .PHONY: lock
 lock: ## Write uv.lock after a change of dependencies

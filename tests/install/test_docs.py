@@ -1,0 +1,79 @@
+"""The documentation: links that lead somewhere, and reference pages that name every field. `make docs` builds it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.docs.pages import ROUTER_SCHEMA, pages
+from e2e.docs.reference import UndescribedError, fields
+from pdpool_api.metrics import CATALOGUE
+from pdpool_api.pool import InferencePoolSpec
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "reference" not in page.parts]
+BUILT = {f"reference/{name}" for name in pages()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link is a file of the repository, or a page that the build makes; anchors exist in their page."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        goal = (page.parent / file).resolve() if file else page
+        if goal.is_relative_to(ROOT / "docs") and str(goal.relative_to(ROOT / "docs")) in BUILT:
+            continue
+        assert goal.exists(), target
+        if anchor:
+            assert anchor in {_anchor(line) for line in goal.read_text().splitlines() if line.startswith("#")}, target
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
+
+
+def test_the_reference_names_every_field_of_a_pool() -> None:
+    """Each field of the spec has a row with its meaning, down to where Kubernetes' own types begin."""
+    text = pages()["inferencepool-spec.md"]
+    for name in InferencePoolSpec.model_fields.values():
+        assert f"| `{name.alias}" in text or name.alias is None
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", text, re.MULTILINE)
+    assert len(rows) > 150
+    assert all(about.strip() for _, about in rows)
+
+
+def test_the_reference_of_metrics_is_the_catalogue() -> None:
+    """Each metric has its row."""
+    text = pages()["metrics.md"]
+    assert all(f"| `{name}` |" in text for name in CATALOGUE)
+
+
+def test_defaults_and_bounds_of_the_router_stand_in_its_reference() -> None:
+    """A default of the schema is what the page says."""
+    schema = json.loads(ROUTER_SCHEMA.read_text())
+    found = {each.path: each for each in fields(schema, schema["$defs"])}
+    assert "default `1024`" in found["limits.maxQueued"].rules
+    assert found["tenants[].weight"].about
+
+
+def test_a_field_that_nobody_explains_is_an_error() -> None:
+    """The build fails and names the field."""
+    schema: dict[str, Any] = {"properties": {"a": {"type": "object", "properties": {"b": {"type": "string"}}}}}
+    with pytest.raises(UndescribedError, match="a has no description"):
+        list(fields(schema, {}))
+
+
+def test_the_examples_of_the_pages_are_valid_yaml() -> None:
+    """Each block of YAML parses: it will be copied."""
+    for page in PAGES:
+        for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            yaml.safe_load(block)
