@@ -107,3 +107,7 @@ bench-router: install peers ## CPU per request and per chunk beside a peer (QUIC
 bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TRACE=file, QUICK=1, JSON=file, PLOT=file)
 	@PDPOOL_BENCH=--all-groups tools/install
 	@$(PY) -m pdpool_sim.bench
+
+.PHONY: bench-operator
+bench-operator: install ## What 50 and 500 pools cost the operator, and how soon an edit arrives (QUICK=1, JSON=file)
+	@$(PY) -m e2e.bench.operator

@@ -40,9 +40,18 @@ def running(
     command: Sequence[str], *, core: int, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command pinned to a core while the block lasts; its output goes to the log."""
+    with running_anywhere(pinned(core, command), log=log, environment=environment) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def running_anywhere(
+    command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command on whatever core is free while the block lasts; its output goes to the log."""
     with log.open("ab") as stream:
         child = subprocess.Popen(
-            pinned(core, command),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

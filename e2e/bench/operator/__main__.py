@@ -1,0 +1,173 @@
+"""The run: few pools, then many; for each how soon all are reconciled, what rest costs, and how soon an edit arrives.
+
+Boundary: the straight line of a run and its table. All load is bounded in count and time, and everything that was
+started ends with this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from e2e.bench.operator.site import Site, rss_bytes, site
+from e2e.bench.processes import ProcessError
+from e2e.cluster import binaries
+from e2e.cluster.paths import cache_root
+from e2e.cluster.progress import ClusterError, Progress
+from e2e.scenarios.api import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIGNALLED: Final = 128
+BROKEN: Final = 10
+"""Pools with a child's name taken, beside which edits are measured again."""
+GOALS: Final = {
+    "steady_writes": 0.0,
+    "steady_cpu_share": 0.10,
+    "rss_mb": 300.0,
+    "edit_p99_ms": 1000.0,
+    "edit_beside_broken_p99_ms": 1000.0,
+}
+"""At most so much, with all pools; figures that are not named have no goal."""
+_APART: Final = 100_000
+_EDIT_EVERY_S: Final = 0.3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    sizes: Sequence[int]
+    settle_s: float
+    steady_s: float
+    edits: int
+    budget_s: float
+
+
+QUICK: Final = Plan(sizes=(4, 20), settle_s=3, steady_s=6, edits=8, budget_s=110)
+FULL: Final = Plan(sizes=(50, 500), settle_s=20, steady_s=300, edits=100, budget_s=1500)
+
+
+def measure(where: Site, plan: Plan, count: int, already: int, progress: Progress) -> dict[str, float]:
+    """The figures of one number of pools; `already` of them are there."""
+    until_s = time.monotonic() + plan.budget_s
+    where.make_pools(range(already, count))
+    log = cache_root() / "bench" / f"operator-{count}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    with where.operator(log) as pid:
+        started_s = where.wait_reconciled(count, until_s)
+        progress.say(f"{count} pools reconciled in {started_s:.1f} s, {rss_bytes(pid) / 1e6:.0f} MB")
+        time.sleep(plan.settle_s)
+        rest = where.window(pid, plan.steady_s)
+        progress.say(f"at rest {rest.cpu_share:.1%} of a core, {rest.writes} writes, {rest.requests} requests")
+        alone = _edits(where, plan, count, 1)
+        # Numbered apart from those that the next size makes: a name that is taken stays taken.
+        first = _APART + count * BROKEN
+        for number in range(first, first + BROKEN):
+            where.break_reference(number)
+        where.wait_reconciled(count + BROKEN, until_s)
+        time.sleep(plan.settle_s)
+        beside = _edits(where, plan, count, 2)
+        peak = rss_bytes(pid)
+    return {
+        "start_s": started_s,
+        "steady_writes": float(rest.writes),
+        "steady_requests_per_minute": rest.requests / rest.seconds * 60,
+        "steady_cpu_share": rest.cpu_share,
+        "rss_mb": max(rest.rss_bytes, peak) / 1e6,
+        "edit_p50_ms": statistics.median(alone) * 1000,
+        "edit_p99_ms": _p99(alone) * 1000,
+        "edit_beside_broken_p99_ms": _p99(beside) * 1000,
+    }
+
+
+def _edits(where: Site, plan: Plan, count: int, value: int) -> list[float]:
+    """Seconds of each edit, of pools chosen evenly; no pool is edited twice in a round."""
+    chosen = random.Random(count + value).sample(range(count), min(plan.edits, count))  # noqa: S311 - which, not secret
+    found = []
+    for number in chosen:
+        found.append(where.change(number, value))
+        time.sleep(_EDIT_EVERY_S)
+    return found
+
+
+def _p99(samples: Sequence[float]) -> float:
+    """The sample that one in a hundred exceeds at most; of fewer than a hundred, the largest."""
+    return sorted(samples)[min(len(samples) - 1, int(len(samples) * 0.99))]
+
+
+def table(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> str:
+    """The figures under each other, one column for each number of pools, and how they grow."""
+    cells = [["figure", *(f"{size} pools" for size in sizes), "growth", "goal", "holds"]]
+    for name in figures[0]:
+        values = [each[name] for each in figures]
+        growth = f"{values[-1] / values[0]:.1f}x" if values[0] else ""
+        goal = GOALS.get(name)
+        holds = "" if goal is None else "yes" if values[-1] <= goal else "NO"
+        cells.append([name, *(f"{each:.3g}" for each in values), growth, "" if goal is None else f"<= {goal:g}", holds])
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def as_json(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> dict[str, dict[str, object]]:
+    """Every figure by name and number of pools: `{value, goal, holds}`, null where it has no goal."""
+    found: dict[str, dict[str, object]] = {}
+    for size, each in zip(sizes, figures, strict=True):
+        for name, value in each.items():
+            goal = GOALS.get(name) if size == sizes[-1] else None
+            holds = None if goal is None else value <= goal
+            found[f"{name}_{size}"] = {"value": round(value, 4), "goal": goal, "holds": holds}
+    return found
+
+
+def _run(plan: Plan, json_file: Path | None) -> None:
+    progress = Progress("bench-operator")
+    load_before = os.getloadavg()[0]
+    kubectl = str(binaries.cached_path("kubectl"))
+    figures: list[dict[str, float]] = []
+    with site(kubectl) as where:
+        already = 0
+        for count in plan.sizes:
+            figures.append(measure(where, plan, count, already, progress))
+            already = count
+    print(table(plan.sizes, figures))
+    print(
+        f"\npools with engines at zero and one router pod that no node takes; API server, store and operator share"
+        f" {os.cpu_count()} cores\n{platform.python_implementation()} {platform.python_version()}, kernel"
+        f" {platform.release()}, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(plan.sizes, figures), indent=2) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What hundreds of pools cost the operator (environment: QUICK=1, JSON=file)."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.bench.operator", description=main.__doc__)
+    parser.parse_args(arguments)
+    json_name = os.environ.get("JSON", "")
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(SIGNALLED + signum))
+    try:
+        is_quick = os.environ.get("QUICK", "0") not in {"", "0"}
+        _run(QUICK if is_quick else FULL, Path(json_name) if json_name else None)
+    except (ApiError, ClusterError, ProcessError) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return SIGNALLED + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
