@@ -162,6 +162,16 @@ def test_pods_that_are_not_ready_never_block_shrinking() -> None:
     assert clock.run(330)[PREFILL] == 1
 
 
+def test_an_outage_of_every_replica_is_no_lack_of_demand() -> None:
+    """No replica is ready, and nothing waits because nothing is accepted: the size holds."""
+    of = limits({"maxReplicas": 8, **QUEUE_10}, 1)
+    out = Observation({PREFILL: reading(*starting(5))}, {Measure.QUEUED: 0.0})
+    clock = Clock(of, lambda _now, _sizes: out)
+    assert clock.run(900)[PREFILL] == 5
+    out = Observation({PREFILL: reading(*starting(5))}, {Measure.QUEUED: 70.0})
+    assert clock.run(30)[PREFILL] == 7
+
+
 def test_a_restart_holds_until_a_window_is_full() -> None:
     """After a restart the live size stands until the window holds fresh readings only."""
     of = limits({"maxReplicas": 8, **QUEUE_10}, 1)

@@ -21,8 +21,6 @@ class Sizing:
     """Replicas that should run."""
     before: int
     """Replicas that should have run until now."""
-    read: bool = True
-    """False: nothing was read yet; what was said of the role stands."""
     reason: str = ""
     """A type of signal, or a `SizeReason`."""
     message: str = ""
@@ -37,6 +35,8 @@ class Sizing:
     """Series of GPUs exist, and none of them names a pod of the pool."""
     demands: Mapping[str, float] = field(default_factory=dict)
     """Replicas that each known signal asks for: total / target, not rounded."""
+    read: bool = True
+    """False: nothing was read yet; what was said of the role stands."""
 
 
 Sizes: TypeAlias = Mapping[Role, Sizing]

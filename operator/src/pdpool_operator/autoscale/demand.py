@@ -55,7 +55,9 @@ def over_pods(
     if not found and (extra is None or view.reading.ready):
         return None
     known = math.fsum(found) + (extra or 0.0)
-    hidden = sum(1 for pod, each in values if each is None and pod.ready)
+    # Where none is ready, those that came so far hide what they cannot take: an outage is no lack of demand.
+    may_hide = [pod for pod, each in values if each is None and (pod.ready or not (found or pod.unschedulable))]
+    hidden = len(may_hide)
     return Demand(known, known + hidden * target, f"{amount(known)} {noun} / {amount(target)} per replica")
 
 

@@ -39,8 +39,7 @@ class Page:
             ValueError: a wanted line is no line of the format.
         """
         wanted = sorted(set(names))
-        # A gauge without label sets has no line, but a header: it is told, and it is nothing.
-        self._headers = frozenset(name for name in wanted if f"\n# TYPE {name} ".encode() in b"\n" + page)
+        self._page = page
         lines = [line for name in wanted for line in _lines(page, name.encode())][:MAX_LINES]
         self._samples: dict[str, list[Sample]] = {}
         text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
@@ -59,7 +58,12 @@ class Page:
         found = self.samples(*names)
         if found:
             return math.fsum(each.value for each in found)
-        return 0.0 if self._headers.intersection(names) else None
+        # A gauge without label sets has no line, but a header: it is told, and it is nothing.
+        return 0.0 if any(self._has_header(name) for name in names) else None
+
+    def _has_header(self, name: str) -> bool:
+        header = f"# TYPE {name} ".encode()
+        return self._page.startswith(header) or b"\n" + header in self._page
 
     def largest(self, *names: str) -> float | None:
         """The largest of a ratio's label sets; None: it is not told."""

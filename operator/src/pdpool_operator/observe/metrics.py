@@ -59,10 +59,12 @@ class Pages:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # A pod is asked every few seconds at most: its connection is not kept.
+        # Engines close a connection that is idle for 5 s, so none is kept for the next reading.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        # Compressing a page costs an engine more than sending it.
+        plain = {"Accept-Encoding": "identity"}
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=plain, trust_env=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,0 +1,72 @@
+"""A crowd of clients on a pool's router: each sends its next request when the one before has ended.
+
+Boundary: sends to the one address it is given, bounded in clients; it judges nothing. Unlike a trickle it builds a
+queue: its number of clients is what waits and runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import httpx
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+REQUEST_TIMEOUT_S = 180.0
+
+
+@dataclass
+class Crowd:
+    """`clients` of them, until `clients` is lowered or the block ends; use as a context manager."""
+
+    url: str
+    model: str
+    clients: int
+    max_tokens: int = 200
+    succeeded: int = 0
+    failures: list[str] = field(default_factory=list)
+    _ended: bool = False
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="crowd", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        if self._thread is not None:
+            self._thread.join()
+
+    async def _run(self) -> None:
+        async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client, asyncio.TaskGroup() as group:
+            for number in range(self.clients):
+                group.create_task(self._one(client, number))
+
+    async def _one(self, client: httpx.AsyncClient, number: int) -> None:
+        count = 0
+        while not self._ended and number < self.clients:
+            count += 1
+            words = f"client {number}, request {count}: tell a long story about blocks of KV"
+            body = {
+                "model": self.model,
+                "messages": [{"role": "user", "content": words}],
+                "max_tokens": self.max_tokens,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            try:
+                answer = await client.post(f"{self.url}/v1/chat/completions", json=body)
+            except httpx.HTTPError as fault:
+                self.failures.append(f"{type(fault).__name__}: {fault}")
+                continue
+            if answer.status_code == httpx.codes.OK and answer.text.rstrip().endswith("data: [DONE]"):
+                self.succeeded += 1
+            else:
+                self.failures.append(f"{answer.status_code}: {answer.text[-300:]}")
