@@ -226,31 +226,3 @@ def test_auto_builds_the_roles_of_its_decision() -> None:
     names = {child.name for child in found.desired.children}
     assert "p-aggregated" in names
     assert not {name for name in names if "prefill" in name or "decode" in name}
-
-
-def test_a_change_of_the_mode_keeps_the_old_roles_until_the_new_one_serves() -> None:
-    """It is a rollout: prefill and decode, and what is around them, go when the aggregated one is available."""
-    raw = {"metadata": {"name": "p", "uid": "u", "namespace": "n"}, "spec": {"model": {"id": "m"}, "decode": {}}}
-    two = next_plan(Observed(PoolRef("n", "p"), {**raw, "spec": {**raw["spec"], "prefill": {}}}, {}), IMAGES)  # type: ignore[dict-item]
-    assert two.desired is not None
-    old = {
-        child.key: {"metadata": child.body["metadata"], "status": {"replicas": 1, "availableReplicas": 1}}
-        for child in two.desired.children
-    }
-    whole = {**raw, "spec": {**raw["spec"], "mode": "Aggregated"}}  # type: ignore[dict-item]
-    step = next_plan(Observed(PoolRef("n", "p"), whole, old), IMAGES)
-    assert {key.kind for key in step.superseded} == {"Deployment"}
-    assert len(step.superseded) == 2
-    assert not step.delete
-    leaving = {key for key in old if "-prefill" in key.name or "-decode" in key.name}
-    assert {key.kind for key in leaving} == {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"}
-    assert step.desired is not None
-    new = {
-        child.key: {
-            "metadata": {**child.body["metadata"], "generation": 1},
-            "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1},
-        }
-        for child in step.desired.children
-    }
-    done = next_plan(Observed(PoolRef("n", "p"), whole, {**old, **new}), IMAGES)
-    assert set(done.delete) == leaving

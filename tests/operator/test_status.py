@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pdpool_api import names
 from pdpool_api.conditions import ConditionType, Reason
 from pdpool_api.pool import InferencePoolStatus
-from pdpool_operator import rollout
 from pdpool_operator.apply import status_differs, turns
 from pdpool_operator.reconcile import next_plan
 from pdpool_operator.records import ChildKey, Images, Observed, Outcome, Plan, PoolRef, Refusal
@@ -61,6 +60,19 @@ def conditions(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def pod(role: str, **status_: Any) -> dict[str, Any]:
     return {"metadata": {"name": f"{role}-0", "labels": {names.LABEL_ROLE: role}}, "status": status_}
+
+
+def ready_pods(deployments: dict[ChildKey, Any]) -> list[dict[str, Any]]:
+    """The pods of engine Deployments, all ready."""
+    found = []
+    for key, each in deployments.items():
+        labels = each["metadata"]["labels"]
+        owner = {"controller": True, "kind": "ReplicaSet", "name": f"{key.name}-x"}
+        for number in range(each["spec"]["replicas"] if names.LABEL_REVISION in labels else 0):
+            metadata = {"name": f"{key.name}-{number}", "uid": f"{key.name}-{number}", "labels": labels}
+            state = {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"started": True}]}
+            found.append({"metadata": {**metadata, "ownerReferences": [owner]}, "status": state})
+    return found
 
 
 STARTED = {"name": "engine", "started": True, "ready": False, "restartCount": 1, "state": {"running": {}}}
@@ -290,32 +302,15 @@ def test_ready_means_everything_is_there(have: dict[str, int], data: st.DataObje
 # --- the step between revisions ------------------------------------------------------------------------------------
 
 
-def test_the_old_revision_goes_when_the_whole_new_one_is_available(raw_pool: dict[str, Any]) -> None:
-    """While one role of the new revision is not available, both Deployments of the old one stay untouched."""
-    old = live(next_plan(observe(raw_pool), IMAGES))
-    changed = copy.deepcopy(raw_pool)
-    changed["spec"]["model"]["revision"] = "v2"
-    new = live(next_plan(observe(changed), IMAGES))
-    engines_of_old = {key for key in old if key not in new}
-    assert len(engines_of_old) == 2
-    half = {key: {**each, "status": {**each["status"], "availableReplicas": 0}} for key, each in new.items()}
-    waiting = next_plan(observe(changed, children={**old, **half}), IMAGES)
-    assert waiting.superseded == engines_of_old
-    assert not set(waiting.delete) & engines_of_old
-    assert not {child.key for child in waiting.apply} & engines_of_old
-    done = next_plan(observe(changed, children={**old, **new}), IMAGES)
-    assert set(done.delete) == engines_of_old
-    assert not done.superseded
-
-
 def test_a_pool_between_revisions_is_rolling_out(raw_pool: dict[str, Any]) -> None:
     """Both revisions count in a role's replicas, and Ready is False until one is left."""
     old = live(next_plan(observe(raw_pool), IMAGES))
     raw_pool["spec"]["model"]["revision"] = "v2"
     new = live(next_plan(observe(raw_pool), IMAGES), ready={"prefill": 0})
     children = {**old, **new}
-    observed = observe(raw_pool, children=children)
+    observed = observe(raw_pool, *ready_pods(old), children=children)
     plan = next_plan(observed, IMAGES)
+    assert plan.superseded == {key for key in old if key not in new}
     found = status(observed, plan, Outcome(live=children), now=NOW)
     assert conditions(found)["Ready"]["reason"] == "RollingOut"
     assert found["prefill"]["replicas"] == 4
@@ -329,29 +324,27 @@ def test_reverting_brings_back_the_old_revision_as_it_is(raw_pool: dict[str, Any
     changed = copy.deepcopy(raw_pool)
     changed["spec"]["model"]["revision"] = "v2"
     new = live(next_plan(observe(changed), IMAGES), ready={"prefill": 0, "decode": 0})
-    plan = next_plan(observe(raw_pool, children={**old, **new}), IMAGES)
+    plan = next_plan(observe(raw_pool, *ready_pods(old), children={**old, **new}), IMAGES)
     assert plan.desired is not None
     assert first.desired is not None
     assert plan.desired.revision == first.desired.revision
     assert set(plan.delete) == {key for key in new if key not in old}
 
 
-@pytest.mark.parametrize(
-    ("roles", "stays"),
-    [({}, True), ({"decode": 0}, False), ({"prefill": 0, "decode": 0}, False), ({"prefill": 1}, True)],
-)
-def test_a_revision_that_never_served_does_not_wait_for_the_next(
-    raw_pool: dict[str, Any], roles: dict[str, int], *, stays: bool
-) -> None:
-    """Of edits in a row only the set that serves stays beside the newest; a role that served once counts as serving."""
-    old = live(next_plan(observe(raw_pool), IMAGES), ready=roles, conditions=[])
-    raw_pool["spec"]["model"]["revision"] = "v2"
-    plan = next_plan(observe(raw_pool, children=old), IMAGES)
-    engines = {key for key, each in old.items() if each["metadata"]["labels"][names.LABEL_ROLE] != "router"}
-    assert plan.superseded == (engines if stays else set())
-    assert set(plan.delete) == (set() if stays else engines)
-    broken = {key: {**each, "status": {"conditions": [COMPLETE]}} for key, each in old.items()}
-    assert next_plan(observe(raw_pool, children=broken), IMAGES).superseded == engines
+def test_what_is_around_a_role_stays_as_long_as_its_pods(raw_pool: dict[str, Any]) -> None:
+    """A change of the mode keeps Service, policy and budget of the roles that go until their pods have gone."""
+    first = next_plan(observe(raw_pool), IMAGES)
+    assert first.desired is not None
+    old = {**{each.key: {"metadata": each.body["metadata"]} for each in first.desired.children}, **live(first)}
+    raw_pool["spec"]["mode"] = "Aggregated"
+    del raw_pool["spec"]["prefill"]
+    step = next_plan(observe(raw_pool, *ready_pods(old), children=old), IMAGES)
+    leaving = {key for key in old if "-prefill" in key.name or "-decode" in key.name}
+    assert {key.kind for key in leaving} == {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"}
+    assert step.superseded == {key for key in leaving if key.kind == "Deployment"}
+    assert not step.delete
+    empty = {key: {**each, "status": {"observedGeneration": 1}} for key, each in old.items()}
+    assert set(next_plan(observe(raw_pool, children=empty), IMAGES).delete) == leaving
 
 
 def test_children_that_nobody_wants_go(raw_pool: dict[str, Any]) -> None:
@@ -359,26 +352,6 @@ def test_children_that_nobody_wants_go(raw_pool: dict[str, Any]) -> None:
     stray = {"metadata": {"name": "tiny-old", "labels": {names.LABEL_ROLE: "router"}, "uid": "x"}}
     plan = next_plan(observe(raw_pool, children={ChildKey("Service", "tiny-old"): stray}), IMAGES)
     assert plan.delete == (ChildKey("Service", "tiny-old"),)
-
-
-def test_a_deployment_is_available_only_of_its_present_template() -> None:
-    """Numbers that the controller reported of an older generation say nothing."""
-    plan = next_plan(
-        observe(
-            {
-                "metadata": {"name": "tiny", "namespace": "serving", "uid": "u", "generation": 1},
-                "spec": {"model": {"id": "m"}, "prefill": {}, "decode": {}},
-            }
-        ),
-        IMAGES,
-    )
-    assert plan.desired is not None
-    child = next(each for each in plan.desired.children if each.revision)
-    report = live(plan)[child.key]
-    assert rollout.available(child, report)
-    assert not rollout.available(child, None)
-    report["metadata"]["generation"] = 2
-    assert not rollout.available(child, report)
 
 
 def test_an_aggregated_pool_reports_its_role_under_decode(raw_pool: dict[str, Any]) -> None:

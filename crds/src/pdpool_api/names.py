@@ -57,6 +57,10 @@ ROLLED: Final = "-rolled"
 """Behind either name, on the Deployment and its pods: the last change of it that rolled them."""
 ANNOTATION_DRAINING: Final = f"{GROUP}/draining"
 """On pods: RFC 3339 time since when a leaving pod gets no new request."""
+ANNOTATION_TEMPLATE: Final = f"{GROUP}/template"
+"""On engine Deployments: hash of the pod template that the operator last applied."""
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""On pods: Kubernetes removes those with the lowest number first."""
 
 DIGEST_KEY_SECRET: Final = "pdpool-operator-digest-key"  # noqa: S105 - a name
 """Beside the operator: the random key of the digests."""

@@ -23,10 +23,12 @@ from pdpool_operator.observe.cluster import Cluster, pool_owner
 from pdpool_operator.records import (
     CHILD_RESOURCES,
     DEPLOYMENTS,
+    PODS,
     POOLS,
     Child,
     ChildKey,
     Json,
+    Note,
     Observed,
     Outcome,
     Plan,
@@ -98,8 +100,41 @@ class Writer:
         ordered = sorted(plan.apply, key=lambda child: (_ORDER[child.resource], child.name))
         for _, stage in groupby(ordered, key=lambda child: child.resource):
             await asyncio.gather(*(self._child(observed, child, results) for child in stage))
+        await asyncio.gather(*(self._adjust(observed, key, fields, results) for key, fields in plan.adjust.items()))
+        await asyncio.gather(*(self._note(observed, note, results) for note in plan.notes))
         await asyncio.gather(*(self._delete(observed, key, results) for key in plan.delete))
         return results.frozen()
+
+    async def _adjust(self, observed: Observed, key: ChildKey, fields: Json, results: _Results) -> None:
+        """Sets single fields of a Deployment whose whole body nobody knows any more."""
+        live = observed.children[key]
+        if "deletionTimestamp" in live["metadata"]:
+            return
+        try:
+            stored = await self._kube.adjust(DEPLOYMENTS, live, {"spec": fields})
+        except NotFoundError:
+            return
+        except ApiError as fault:
+            results.failed[key] = str(fault)
+            return
+        _log.info("adjusted", pool=str(observed.ref), child=str(key), replicas=fields.get("replicas"))
+        telemetry.CHILD_WRITES.inc()
+        self._cluster.put(DEPLOYMENTS, stored)
+        results.written.append(key)
+        results.live[key] = stored
+
+    async def _note(self, observed: Observed, note: Note, results: _Results) -> None:
+        """Marks one pod, or takes its mark off."""
+        pod = {"metadata": {"namespace": observed.ref.namespace, "name": note.name, "uid": note.uid}}
+        try:
+            stored = await self._kube.adjust(PODS, pod, {"metadata": {"annotations": dict(note.annotations)}})
+        except NotFoundError:
+            return
+        except ApiError as fault:
+            results.failed[ChildKey(PODS.kind, note.name)] = str(fault)
+            return
+        _log.info("marked", pool=str(observed.ref), pod=note.name, annotations=dict(note.annotations))
+        self._cluster.put(PODS, stored)
 
     async def _child(self, observed: Observed, child: Child, results: _Results) -> None:
         try:

@@ -52,7 +52,7 @@ def pool_rules() -> list[Json]:
         _rule("gateway.networking.k8s.io", ["httproutes"], _OWN),
         _rule("monitoring.coreos.com", ["podmonitors"], _OWN),
         _rule("events.k8s.io", ["events"], ["create", "patch"]),
-        _rule("", ["pods"], _READ),
+        _rule("", ["pods"], (*_READ, "patch")),  # marks of those that leave
         _rule("apps", ["replicasets"], _READ),
     ]
 

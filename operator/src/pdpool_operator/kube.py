@@ -288,6 +288,19 @@ class Kube:
         stored: Json = await self._send("PATCH", _path(resource, namespace, name), body=patch, content_type=_MERGE)
         return stored
 
+    async def adjust(self, resource: Resource, live: Json, patch: Json) -> Json:
+        """Sets (or, by None, removes) single fields of exactly this life of an object that was read."""
+        metadata = live["metadata"]
+        guarded = {**patch, "metadata": {**patch.get("metadata", {}), "uid": metadata["uid"]}}
+        stored: Json = await self._send(
+            "PATCH",
+            _path(resource, metadata["namespace"], metadata["name"]),
+            query=[("fieldManager", names.FIELD_MANAGER)],
+            body=guarded,
+            content_type=_MERGE,
+        )
+        return stored
+
     async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
         """Creates an object that must not exist yet."""
         stored: Json = await self._send("POST", _path(resource, namespace), body=body)

@@ -35,6 +35,8 @@ LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
 UNSEEN_S: Final = 15.0
 """Objects of others and admission policies are not watched: what they hinder is looked at again by the clock."""
+LEAVING_S: Final = 1.0
+"""While a pod finishes its work, it is asked this often whether it has."""
 CHANGED_S: Final = 1.0
 """The pool changed while it was looked at: its event wakes it, and this is for the case that the event is lost."""
 
@@ -65,7 +67,10 @@ async def reconcile(
     if observed is None or observed.deleting:
         return None
     observed = await secrets.seen(observed)
-    step = next_plan(observed, images, operator_namespace, lambda spec: scaler.sizes(observed, spec))
+    now = datetime.now(UTC)
+    step = next_plan(
+        observed, images, operator_namespace, lambda spec: scaler.sizes(observed, spec), now_s=now.timestamp()
+    )
     if step.desired is not None:
         telemetry.tell_desired(ref, step.desired.replicas)
     refused = await writer.refusals(observed, step)
@@ -73,11 +78,13 @@ async def reconcile(
         words = "; ".join(f"{key}: {said}" for key, said in refused.items())
         step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
     outcome = await writer.carry_out(observed, step)
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    reported = await writer.report(observed, status(observed, step, outcome, now=now))
+    said = status(observed, step, outcome, now=now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    reported = await writer.report(observed, said)
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
     look_again_s = UNSEEN_S if outcome.conflicts or outcome.refused or refused else LOOK_AGAIN_S
+    if step.leaving:
+        look_again_s = min(look_again_s, LEAVING_S)
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 
@@ -86,6 +93,8 @@ def next_plan(
     images: Images,
     operator_namespace: str | None = None,
     sizes: Callable[[InferencePoolSpec], Sizes] = intent.fixed,
+    *,
+    now_s: float = 0.0,
 ) -> Plan:
     """Everything between reading and writing; pure."""
     try:
@@ -96,7 +105,7 @@ def next_plan(
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
-    return rollout.next_step(observed, rotation.stamped(desired, observed))
+    return rollout.next_step(observed, rotation.stamped(desired, observed), now_s)
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

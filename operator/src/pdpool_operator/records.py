@@ -143,6 +143,18 @@ class SecretsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a pod still has to do; None: it could not be asked of everybody who knows."""
+
+    requests: int | None = None
+    """Requests in flight, summed over the pool's routers."""
+    holds_kv: bool | None = None
+    """The engine keeps KV, also such as nobody has pulled yet."""
+    idle_s: float = 0.0
+    """For how long no request has been in flight, as far as this process has seen."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything known about one pool at one moment."""
 
@@ -156,6 +168,8 @@ class Observed:
     """Optional kinds that the API server has."""
     secrets: SecretsSeen | None = None
     """None: the pool's engines use none, or nobody looked."""
+    loads: Mapping[str, Load] = field(default_factory=dict)
+    """By uid of a pod, where it was asked (`observe.loads`)."""
 
     @property
     def uid(self) -> str:
@@ -190,6 +204,20 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How replicas of one engine role are replaced, what one of them holds, and how long it may take to leave."""
+
+    max_surge: int = 0
+    """Replicas beyond the desired ones."""
+    max_unavailable: int = 1
+    """Desired replicas that may be missing."""
+    accelerators: int = 0
+    """Accelerators of one replica."""
+    drain_s: int = 300
+    """Longest time between the mark of a leaving pod and its removal."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """The children that the spec asks for, at one revision."""
 
@@ -199,6 +227,12 @@ class Desired:
     """Desired number of replicas of every role, the router's included."""
     sizes: Sizes = field(default_factory=dict)
     """What the last tick said of the autoscaled roles."""
+    paces: Mapping[names.Role, Pace] = field(default_factory=dict)
+    """How each engine role is replaced."""
+    serves_alone: bool = True
+    """Decode without a prefill of its revision serves (`onPrefillUnavailable: Local`)."""
+    lease_s: int = 0
+    """How long prefill keeps KV that nobody has pulled."""
     mode: str = "Disaggregated"
     """How requests are served."""
     mode_inputs: str = ""
@@ -211,15 +245,30 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Annotations that one pod gets or (None) loses."""
+
+    name: str
+    uid: str
+    annotations: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What this reconcile does: a step towards the desired state."""
 
     desired: Desired | None
     refusal: Refusal | None = None
     apply: tuple[Child, ...] = ()
+    adjust: Mapping[ChildKey, Json] = field(default_factory=dict)
+    """Fields of `spec` to set in live Deployments that are not applied: those of older revisions."""
+    notes: tuple[Note, ...] = ()
+    """Marks of pods that leave, or stay after all."""
     delete: tuple[ChildKey, ...] = ()
     superseded: frozenset[ChildKey] = frozenset()
-    """Deployments of older revisions that still have to serve."""
+    """Deployments of older revisions that are still there."""
+    leaving: tuple[str, ...] = ()
+    """Uids of pods that wait for the end of their work, or among which one that leaves was chosen."""
 
 
 @dataclass(frozen=True, slots=True)

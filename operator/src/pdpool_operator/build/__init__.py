@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pdpool_api import accelerators
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.names import Role
@@ -18,12 +19,12 @@ from pdpool_operator.build.router_access import role, role_binding, service_acco
 from pdpool_operator.build.router_config_map import config_map
 from pdpool_operator.build.router_deployment import router_deployment
 from pdpool_operator.build.services import engine_service, router_service
-from pdpool_operator.records import Child, Desired, Images, Refusal, Remark, Surroundings
+from pdpool_operator.records import Child, Desired, Images, Pace, Refusal, Remark, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pdpool_api.pool import InferencePool
+    from pdpool_api.pool import InferencePool, InferencePoolSpec
 
 
 def desired(pool: InferencePool, images: Images, around: Surroundings | None = None) -> Desired | Refusal:
@@ -61,12 +62,25 @@ def desired(pool: InferencePool, images: Images, around: Surroundings | None = N
             Role.ROUTER: spec.router.desired_replicas,
             **{each: spec.role(each).desired_replicas for each in spec.roles},
         },
+        paces={each: _pace(spec, each) for each in spec.roles},
+        serves_alone=spec.router.routing.on_prefill_unavailable == "Local",
+        lease_s=spec.transfer.lease_seconds,
         mode="Disaggregated" if spec.disaggregated else "Aggregated",
         max_gpus=spec.max_gpus,
         remarks=(
             *_missing(child for child in optional if child.resource not in around.optional),
             *(Remark(Reason.ENGINE_SETTING, words) for words in (*advice, *openings(resolved))),
         ),
+    )
+
+
+def _pace(spec: InferencePoolSpec, each: Role) -> Pace:
+    of_role = spec.role(each)
+    return Pace(
+        max_surge=of_role.rollout.max_surge,
+        max_unavailable=of_role.rollout.max_unavailable,
+        accelerators=accelerators.of_replica(spec, each),
+        drain_s=of_role.drain_seconds,
     )
 
 

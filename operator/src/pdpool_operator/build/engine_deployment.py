@@ -2,7 +2,8 @@
 
 The revision stands in the selector and in the name, so that selectors never change: another revision is another
 Deployment. Pods carry only labels and annotations of the role's template besides ours. Replicas are always written: a
-field that nobody owns falls back to the API server's default.
+field that nobody owns falls back to the API server's default. Size and strategy are those of a pool at rest; `rollout`
+puts its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def engine_deployment(pool: InferencePool, role: Role, revision: str) -> Child:
     body = {
         "apiVersion": DEPLOYMENTS.api_version,
         "kind": DEPLOYMENTS.kind,
-        "metadata": {**meta, "labels": {**meta["labels"], **revision_label}},
+        "metadata": {
+            **meta,
+            "labels": {**meta["labels"], **revision_label},
+        },
         "spec": {
             "replicas": spec.desired_replicas,
             # Written out, so that a rollout that somebody paused goes on.

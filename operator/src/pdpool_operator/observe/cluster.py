@@ -5,7 +5,7 @@ when its resourceVersion is higher (they are ordered within one kind), a list re
 and a deletion is remembered until a younger list has been seen, so that an older list brings nothing back.
 
 Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry),
-status and `spec.replicas`; of pods metadata and status.
+status, and of a Deployment its size and what a pod of it holds; of pods metadata, place and status.
 """
 
 from __future__ import annotations
@@ -216,7 +216,13 @@ def _trimmed(resource: Resource, raw: Json) -> Json:
         return {"metadata": metadata, "spec": raw.get("spec", {}), "status": raw.get("status", {})}
     live: Json = {"metadata": metadata}
     if resource is DEPLOYMENTS:
-        live["spec"] = {"replicas": raw.get("spec", {}).get("replicas")}
+        spec = raw.get("spec", {})
+        template = _pod_spec(spec.get("template", {}).get("spec", {}))
+        live["spec"] = {
+            "replicas": spec.get("replicas"),
+            "paused": spec.get("paused", False),
+            "limits": template["limits"],
+        }
         live["status"] = raw.get("status", {})
     return live
 

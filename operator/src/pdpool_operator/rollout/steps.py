@@ -1,0 +1,264 @@
+"""The parts of one step, each of which moves the draft a little.
+
+Boundary: pure. Their order is that of `next_step`: the desired revision is made smaller where it is too large, older
+ones lose what is of no use any more, the desired one fills the room that there is, and room is made for its rest.
+
+What may be missing of a place (`maxUnavailable`) is spent only to make room. Where a revision's last prefill (or
+decode) has to go, although the replicas of the other role would be of no use then, the rule that replicas count only
+in pairs is relaxed by degrees, and only when nothing else moves: the outage of a role with one replica and no surge
+is the price that its author chose.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pdpool_operator.records import Pace
+from pdpool_operator.rollout.capacity import PLACES, Pairing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pdpool_api.names import Role
+    from pdpool_operator.rollout.members import Replica
+    from pdpool_operator.rollout.sketch import Side, Sketch
+
+SEEN_S: Final = 3.0
+"""Routers stop choosing a marked pod within 2 s; what they chose just before has arrived by then."""
+
+
+def fit_current(draft: Sketch) -> None:
+    """In each role of the desired revision as many pods are marked as it has too many, the least loaded first.
+
+    Pods that are not ready never hold up a smaller size: they go first and at once. Marks are taken off where a size
+    came back.
+    """
+    for role, side in draft.current.items():
+        leaving = max(0, side.held - draft.wanted(role) - side.unready)
+        _restore(side, len(side.aside) - leaving)
+        for replica in _least_loaded(side.serving)[: max(0, leaving - len(side.aside))]:
+            if draft.bears_loss(side, Pairing.SINGLE):
+                side.mark(replica)
+        side.ask_less(max(0, min(side.asked - draft.wanted(role), side.idle)))
+        _let_go(draft, side, side.asked - draft.wanted(role))
+
+
+def fit_older(draft: Sketch) -> None:
+    """Of older revisions goes what never served and what has finished; where too few serve, marks are taken off."""
+    for where in PLACES:
+        for side in (*filter(None, [draft.at(where)]), *draft.older_at(where)):
+            short = 0 if draft.is_widowed(side) else draft.need[where] - draft.capacity(Pairing.SINGLE)[where]
+            _restore(side, min(short, len(side.aside) - side.parting))
+    has_arrived = draft.arrived()
+    for side in draft.older:
+        if side.member.mixed and not has_arrived and not draft.is_widowed(side):
+            # Nobody can say that just these go: they may as well serve.
+            _restore(side, len(side.aside) - side.parting)
+        if draft.is_widowed(side):
+            side.waiting.clear()
+            for replica in list(side.serving):
+                side.mark(replica)
+        if _is_frozen(side):
+            _ask_less(draft, side, side.idle - len(side.waiting))
+            _let_go(draft, side, side.asked)
+        elif side.member.mixed:
+            # It is stopped in the middle of a change: without its surge, which pod went would be anybody's guess.
+            side.asked = side.held
+
+
+def _restore(side: Side, count: int) -> None:
+    """Of those that the operator marked before, the last marked first."""
+    ours = [each for each in side.aside if each.ours]
+    ours.sort(key=lambda each: (each.spent, -(each.marked_s or 0.0), each.name))
+    for replica in ours[: max(0, count)]:
+        side.restore(replica)
+
+
+def _let_go(draft: Sketch, side: Side, most: int) -> None:
+    """Pods that were noted as finished go, at most so many; those that have finished since are noted."""
+    if most <= 0:
+        return
+    _ask_less(draft, side, min(most, sum(1 for each in side.aside if each.spent) - side.parting))
+    before = (each for each in side.aside if each not in side.marked and not each.spent)
+    side.spent += [each for each in before if _has_finished(draft, side, each)]
+
+
+def _ask_less(draft: Sketch, side: Side, count: int) -> None:
+    """Lowers the size by replicas that do not serve; among mixed templates it may be one that does."""
+    for _ in range(max(0, count)):
+        if side.member.mixed and side.serving and not draft.bears_loss(side, Pairing.ROUTED):
+            return
+        side.ask_less()
+
+
+def _is_frozen(side: Side) -> bool:
+    """True when nothing but the size moves an older Deployment any more."""
+    return side.member.seen and (side.member.paused or not side.member.mixed)
+
+
+def _has_finished(draft: Sketch, side: Side, replica: Replica) -> bool:
+    """True when a pod may go: nobody waits for it, or its time is over."""
+    if replica.marked_s is None:
+        return True
+    age_s = draft.now_s - replica.marked_s
+    if age_s >= _pace(draft, side).drain_s:
+        return True
+    if age_s < SEEN_S or replica.load.requests != 0:
+        return False
+    # Only prefill is told whether it holds KV: elsewhere nobody comes to pull it.
+    return replica.load.holds_kv is False or replica.load.idle_s >= draft.desired.lease_s
+
+
+def _pace(draft: Sketch, side: Side) -> Pace:
+    """How the role is replaced; of a role that the mode leaves out, as the most patient of the others."""
+    paces = draft.desired.paces
+    return paces.get(side.member.role) or max(paces.values(), key=lambda each: each.drain_s, default=Pace())
+
+
+def make_room(draft: Sketch) -> None:
+    """Older replicas are marked: all once the desired revision carries the load, before as many as it waits for."""
+    if draft.arrived():
+        for side in draft.older:
+            side.ask_less(min(side.asked, len(side.waiting)) if _is_frozen(side) else 0)
+            for replica in list(side.serving):
+                side.mark(replica)
+        return
+    for pairing in Pairing:
+        if _give_way(draft, pairing) or _in_flight(draft):
+            return
+    if over_cap(draft):
+        _yield_to_cap(draft)
+
+
+def over_cap(draft: Sketch) -> bool:
+    """True when `maxGpus` leaves no room for even one replica of the desired revision that is missing."""
+    cap = draft.desired.max_gpus
+    smallest = min(
+        (side.member.accelerators for side in draft.current.values() if draft.missing(side.place)), default=0
+    )
+    return cap is not None and bool(smallest) and headroom(draft, ending=0) < smallest
+
+
+def _yield_to_cap(draft: Sketch) -> None:
+    """One older replica goes although it is needed: the cap was lowered, or a replica has become larger."""
+    ready = [side for side in draft.older if side.serving and side.member.accelerators and _is_frozen(side)]
+    if ready:
+        side = max(ready, key=lambda each: each.counting)
+        side.mark(_least_loaded(side.serving)[0])
+
+
+def _give_way(draft: Sketch, pairing: Pairing) -> bool:
+    """Takes what is wanted and can be spared; False: nothing."""
+    moved = False
+    while any(_one_gives_way(draft, side, pairing) for side in _by_slack(draft, pairing)):
+        moved = True
+    return moved
+
+
+def _by_slack(draft: Sketch, pairing: Pairing) -> list[Side]:
+    """Older Deployments of places in which something is wanted, those of the place with most to spare first."""
+    found = draft.capacity(pairing)
+    slack = {where: found[where] - draft.need[where] for where in PLACES}
+    starved = _starved(draft)
+    wanted = [side for side in draft.older if _is_frozen(side) and (starved or _crowded(draft, side.place))]
+    return sorted(wanted, key=lambda side: -slack[side.place])
+
+
+def _one_gives_way(draft: Sketch, side: Side, pairing: Pairing) -> bool:
+    current = draft.at(side.place)
+    is_sure = not side.member.mixed or draft.bears_loss(side, Pairing.ROUTED)
+    if side.waiting and is_sure and _can_spare_waiting(draft, side):
+        side.waiting.pop()
+        side.ask_less()
+        return True
+    # While pods are replaced within the desired revision, what may be missing is theirs.
+    is_taken = current is not None and draft.changing(current)
+    if is_taken or not side.serving or not draft.bears_loss(side, pairing):
+        return False
+    if side.member.mixed:
+        side.ask_less()
+        side.serving.pop()
+    else:
+        side.mark(_least_loaded(side.serving)[0])
+    return True
+
+
+def _can_spare_waiting(draft: Sketch, side: Side) -> bool:
+    """True when a place has enough without a replica that may serve again: readiness is lost by many at once too."""
+    others = [each for each in draft.sides if each.place is side.place]
+    hopeful = sum(each.counting + len(each.waiting) for each in others)
+    return hopeful - 1 >= min(hopeful, draft.need[side.place])
+
+
+def _crowded(draft: Sketch, where: Role) -> bool:
+    """True when replicas of the desired revision find no room in their place, and none is on its way to be free."""
+    current = draft.at(where)
+    if current is None:
+        return False
+    older = draft.older_at(where)
+    leaving = sum(len(side.aside) + side.going for side in older)
+    homeless = sum(1 for each in current.member.replicas if each.unschedulable)
+    ending = sum(side.member.terminating for side in draft.sides)
+    return draft.missing(where) > draft.free(where) + leaving or homeless > leaving + ending
+
+
+def _starved(draft: Sketch) -> bool:
+    """True when the accelerators that are free, or soon will be, do not suffice for what has a place."""
+    leaving = sum((len(side.aside) + side.going) * side.member.accelerators for side in draft.older)
+    growth = 0
+    for side in draft.current.values():
+        growth += max(0, min(draft.missing(side.place), draft.free(side.place))) * side.member.accelerators
+    return growth > 0 and growth > headroom(draft, ending=0) + leaving
+
+
+def headroom(draft: Sketch, *, ending: int) -> int:
+    """Accelerators that may be added: of what is desired with its surge, and of `maxGpus`.
+
+    Args:
+        draft: the draft.
+        ending: accelerators of terminating pods, which the cap counts too.
+    """
+    held = sum(side.held * side.member.accelerators for side in draft.sides)
+    budget = 0
+    for role, side in draft.current.items():
+        size = draft.wanted(role) + draft.desired.paces[role].max_surge
+        # A replica of another size takes the place of one: nothing could move else.
+        each = max(other.member.accelerators for other in (side, *draft.older_at(side.place)))
+        budget += size * each
+    cap = draft.desired.max_gpus
+    return budget - held if cap is None else min(budget - held, cap - held - ending)
+
+
+def _in_flight(draft: Sketch) -> bool:
+    """True while something that was begun may still change what can be done."""
+    if any(side.aside or side.going for side in draft.older):
+        return True
+    if any(side.member.terminating for side in draft.sides):
+        return True
+    starting = (
+        side.unready - sum(1 for each in side.member.replicas if each.unschedulable) for side in draft.current.values()
+    )
+    return any(count > 0 for count in starting)
+
+
+def grow(draft: Sketch) -> None:
+    """Replicas of the desired revision are added where there is room, the roles in step with each other."""
+    ending = sum(side.member.terminating * side.member.accelerators for side in draft.sides)
+    while True:
+        left = headroom(draft, ending=ending)
+        able = [
+            (side.asked / draft.wanted(role), side)
+            for role, side in draft.current.items()
+            if draft.missing(side.place) > 0
+            and draft.free(side.place) > 0
+            and (not side.member.accelerators or side.member.accelerators <= left)
+        ]
+        if not able:
+            return
+        min(able, key=lambda pair: pair[0])[1].asked += 1
+
+
+def _least_loaded(replicas: Iterable[Replica]) -> list[Replica]:
+    """Those with the fewest requests first; where nobody knows, the youngest."""
+    by_age = sorted(replicas, key=lambda each: (each.born, each.name), reverse=True)
+    return sorted(by_age, key=lambda each: each.load.requests or 0)
