@@ -1,14 +1,14 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
     observe → plan (mode, fit) → sizes of the last tick → build.desired → rotation.stamped → rollout.next_step
-    → refusals → apply → status → one status write
+    (→ loads of leaving pods → the same again) → refusals → apply → status → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.apply import Writer
     from pdpool_operator.observe.cluster import Cluster
+    from pdpool_operator.observe.loads import Loads
     from pdpool_operator.observe.secrets import Secrets
     from pdpool_operator.scaler import Scaler
     from pdpool_operator.sizes import Sizes
@@ -61,6 +62,7 @@ async def reconcile(
     *,
     secrets: Secrets,
     scaler: Scaler,
+    loads: Loads,
 ) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
     observed = cluster.observed(ref)
@@ -68,9 +70,14 @@ async def reconcile(
         return None
     observed = await secrets.seen(observed)
     now = datetime.now(UTC)
-    step = next_plan(
-        observed, images, operator_namespace, lambda spec: scaler.sizes(observed, spec), now_s=now.timestamp()
-    )
+
+    def planned(seen: Observed) -> Plan:
+        return next_plan(seen, images, operator_namespace, lambda spec: scaler.sizes(seen, spec), now_s=now.timestamp())
+
+    step = planned(observed)
+    if step.leaving:
+        observed = replace(observed, loads=await loads.read(observed, step.leaving))
+        step = planned(observed)
     if step.desired is not None:
         telemetry.tell_desired(ref, step.desired.replicas)
     refused = await writer.refusals(observed, step)

@@ -17,6 +17,7 @@ import structlog
 from pdpool_operator import telemetry
 from pdpool_operator.apply import Writer
 from pdpool_operator.kube import ApiError
+from pdpool_operator.observe.loads import Loads
 from pdpool_operator.observe.metrics import Pages
 from pdpool_operator.observe.secrets import Secrets
 from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
@@ -118,7 +119,7 @@ class Workers:
             telemetry.forget(ref)
 
     async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler) -> None:
-        writer = Writer(self._kube, self._cluster)
+        writer, loads = Writer(self._kube, self._cluster), Loads(self._pages)
         failures = 0
         deadline_s = LOOK_AGAIN_S
         while True:
@@ -132,13 +133,13 @@ class Workers:
                 del self._workers[ref]
                 self._secrets.forget(ref)
                 return
-            looked = await self._look(ref, writer, scaler)
+            looked = await self._look(ref, writer, scaler, loads)
             failures = 0 if looked is not None else failures + 1
             retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
             deadline_s = looked if looked is not None else retry_s
             await asyncio.sleep(GAP_S)
 
-    async def _look(self, ref: PoolRef, writer: Writer, scaler: Scaler) -> float | None:
+    async def _look(self, ref: PoolRef, writer: Writer, scaler: Scaler, loads: Loads) -> float | None:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
@@ -150,6 +151,7 @@ class Workers:
                     self._operator_namespace,
                     secrets=self._secrets,
                     scaler=scaler,
+                    loads=loads,
                 )
         except ApiError as fault:
             _log.warning("reconcile failed", pool=str(ref), fault=str(fault))
