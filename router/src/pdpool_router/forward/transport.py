@@ -11,33 +11,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from pdpool_router.faults import ConnectFailed
-from pdpool_router.forward.upstream import Body, Call, Receiver, Upstream
+from pdpool_router.forward.upstream import Body, Call, Receiver, Shelf, Upstream
 
 if TYPE_CHECKING:
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.upstream import Carrier
     from pdpool_router.records import Endpoint
 
-MAX_IDLE_PER_ENDPOINT: Final = 256
 IDLE_KEPT_S: Final = 30.0
 _SERVER_ERROR: Final = 500
-
-
-class Shelf:
-    """The idle connections to one incarnation of an endpoint, the one used last at the end."""
-
-    __slots__ = ("closed", "idle")
-
-    def __init__(self) -> None:
-        self.idle: list[Upstream] = []
-        self.closed = False
-        """Nothing is kept any more: the endpoint is gone, or the router ends."""
-
-    def close(self) -> None:
-        """Closes what is kept."""
-        self.closed = True
-        while self.idle:
-            self.idle.pop().close()
 
 
 class Transport:
@@ -108,14 +90,6 @@ class Transport:
     def made(self, upstream: Upstream) -> None:
         """A connection is there."""
         self._connections.add(upstream)
-
-    def keep(self, upstream: Upstream) -> None:
-        """Takes back a connection whose answer is whole."""
-        shelf = upstream.shelf
-        if shelf.closed or len(shelf.idle) >= MAX_IDLE_PER_ENDPOINT:
-            upstream.close()
-        else:
-            shelf.idle.append(upstream)
 
     def lost(self, upstream: Upstream) -> None:
         """A connection is gone."""

@@ -20,9 +20,9 @@ from pdpool_router.forward.framing import MAX_HEAD_BYTES, Chunks, Framing, Frami
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pdpool_router.forward.transport import Shelf
     from pdpool_router.records import Endpoint
 
+MAX_IDLE_PER_ENDPOINT: Final = 256
 STALE_AFTER_S: Final = 1.0
 """Engines end connections that are idle for seconds, never for less."""
 STALE_SEEN_WITHIN_S: Final = 1.0
@@ -88,14 +88,28 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """The longest silence; 0: any."""
 
 
+class Shelf:
+    """The idle connections to one incarnation of an endpoint, the one used last at the end."""
+
+    __slots__ = ("closed", "idle")
+
+    def __init__(self) -> None:
+        self.idle: list[Upstream] = []
+        self.closed = False
+        """Nothing is kept any more: the endpoint is gone, or the router ends."""
+
+    def close(self) -> None:
+        """Closes what is kept."""
+        self.closed = True
+        while self.idle:
+            self.idle.pop().close()
+
+
 class Owner(Protocol):
     """Who keeps connections."""
 
     def made(self, upstream: Upstream) -> None:
         """A connection is there."""
-
-    def keep(self, upstream: Upstream) -> None:
-        """Takes back a connection whose answer is whole."""
 
     def lost(self, upstream: Upstream) -> None:
         """A connection is gone."""
@@ -397,8 +411,15 @@ class Upstream(asyncio.Protocol):
         body.on_end(now_s)
 
     def _keep_or_close(self, head: Head) -> None:
-        if head.keep_alive and not self._lost and not self.once:
-            self._owner.keep(self)
+        shelf = self.shelf
+        if (
+            head.keep_alive
+            and not self.once
+            and not self._lost
+            and not shelf.closed
+            and len(shelf.idle) < MAX_IDLE_PER_ENDPOINT
+        ):
+            shelf.idle.append(self)
         else:
             self.close()
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Collection, Container, Mapping
 
 FAILURES_TO_LEAVE: Final = 3
 FIRST_PAUSE_S: Final = 1.0
@@ -50,6 +50,8 @@ class Health:
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._records: dict[str, _Record] = {}
+        self.doubts: Final[Collection[str]] = self._records
+        """Incarnations that are not simply well; none, nearly always, and then there is nothing to ask or to tell."""
         self._recovering: dict[str, _Record] = {}
         self._changes = 0
         self._next_change_s = _NEVER
