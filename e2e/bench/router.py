@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from e2e.bench import cpu
+from e2e.bench import cpu, ours
 from e2e.bench.load import Client, LoadError
 from e2e.bench.peers import VLLM_ROUTER, PeerError, Place
 from e2e.bench.processes import ProcessError, free_ports, running, wait_for, wait_for_line
+from e2e.bench.replies import MODEL
 from e2e.bench.report import Pair, Row, as_json, table
 from e2e.bench.workloads import W1, W2, W4, Workload, long_streams
 from e2e.cluster.paths import cache_root
@@ -92,14 +93,23 @@ def _cores() -> tuple[int, int]:
     return cores[1], cores[0]
 
 
-def _ours(place: Place) -> list[str]:
-    engines = [
-        *(text for url in place.prefill_urls for text in ("--prefill", url)),
-        *(text for url in place.decode_urls for text in ("--decode", url)),
+def _ours(program: Path, place: Place, folder: Path) -> list[str]:
+    static = [
+        {"role": role, "url": url}
+        for role, urls in (("prefill", place.prefill_urls), ("decode", place.decode_urls))
+        for url in urls
     ]
+    # A policy without state, as the peer's; all else is what the router does by itself.
+    settings = {
+        "model": {"servedNames": [MODEL]},
+        "endpoints": {"static": static},
+        "routing": {"policy": "LeastLoaded"},
+    }
+    file = folder / "ours.json"  # JSON is YAML
+    file.write_text(json.dumps(settings))
     return [
-        str(Path(sys.executable).with_name("pdpool-router")),
-        *("--model", "m", *engines),
+        str(program),
+        *("--config", str(file)),
         *("--host", "127.0.0.1", "--port", str(place.port), "--admin-port", str(place.admin_port)),
         *("--log-level", "warning"),
     ]
@@ -117,10 +127,12 @@ def _start_engines(stack: ExitStack, core: int, logs: Path) -> tuple[list[str], 
     return urls["prefill"], urls["decode"]
 
 
-def _start_routers(stack: ExitStack, core: int, logs: Path, engines: tuple[list[str], list[str]]) -> list[Contestant]:
+def _start_routers(
+    stack: ExitStack, core: int, logs: Path, engines: tuple[list[str], list[str]], program: Path
+) -> list[Contestant]:
     ports = iter(free_ports(4))
     places = [Place(*engines, port=next(ports), admin_port=next(ports)) for _ in range(2)]
-    commands = {"ours": _ours(places[0]), "peer": VLLM_ROUTER.command(places[1])}
+    commands = {"ours": _ours(program, places[0], logs), "peer": VLLM_ROUTER.command(places[1])}
     titles = {"ours": f"pdpool-router {version('pdpool-router')}", "peer": VLLM_ROUTER.title}
     contestants = []
     for (name, command), place in zip(commands.items(), places, strict=True):
@@ -241,9 +253,10 @@ def _run(plan: Plan, json_file: Path | None) -> None:
     router_core, other_core = _cores()
     os.sched_setaffinity(0, {other_core})
     load_before = os.getloadavg()[0]
+    program = ours.program()
     with _sole_run() as logs, ExitStack() as stack:
         engines = _start_engines(stack, other_core, logs)
-        contestants = _start_routers(stack, router_core, logs, engines)
+        contestants = _start_routers(stack, router_core, logs, engines, program)
         progress.say("engines and routers answer")
         bench = Bench(plan)
         before = {core: cpu.core_ticks(core) for core in (router_core, other_core)}
@@ -259,19 +272,18 @@ def _run(plan: Plan, json_file: Path | None) -> None:
         "answers_checked": (bench.answered, "answers"),
     }
     print(table(rows, *(contestant.title for contestant in contestants)))
-    print(_account({name: value for name, (value, _) in conditions.items()}))
+    print(_account({name: value for name, (value, _) in conditions.items()}, ours.described(program)))
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(rows, conditions), indent=2) + "\n")
 
 
-def _account(value: dict[str, float]) -> str:
+def _account(value: dict[str, float], interpreter: str) -> str:
     """Under what conditions the figures were taken."""
-    interpreter = f"{platform.python_implementation()} {platform.python_version()} {platform.python_compiler()}"
     busy = " (others work here: run it again when they do not)" if value["load_average_before"] > QUIET_LOAD else ""
     return f"""
 {value["answers_checked"]:.0f} answers checked byte for byte
 {value["rounds"]:.0f} interleaved rounds: medians of their samples and of their ratios
-interpreter {interpreter} ({sys.executable}), uvloop {version("uvloop")}, kernel {platform.release()}
+our router's interpreter {interpreter}, uvloop {version("uvloop")}, kernel {platform.release()}
 stolen by the host: {value["router_core_steal"]:.1%} of the router's core, {value["load_core_steal"]:.1%} of the other
 core of engines and client: {value["load_core_busy"]:.0%} busy
 load average {value["load_average_before"]:.1f} before, {value["load_average_after"]:.1f} after{busy}"""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 async def test_many_departures_at_once_leave_the_router_answering(site: MakeSite) -> None:
     """Q87: thirty long streams cut at the same time are cleaned up; readiness and a fresh request answer meanwhile."""
     here = await site()
-    here.d.add_rule(leg="decode", contains="long", text=["x" * 20_000] * 50, delay_chunk_s=0.02)
-    body = json.dumps({"model": "tiny", "prompt": f"long {PROMPT}", "max_tokens": 50, "stream": True}).encode()
+    here.d.add_rule(leg="decode", contains="long", text=["x" * 20_000] * 500, delay_chunk_s=0.02)
+    body = json.dumps({"model": "tiny", "prompt": f"long {PROMPT}", "max_tokens": 500, "stream": True}).encode()
     clients = [await RawClient.connect(here.router.port) for _ in range(30)]
     for client in clients:
         client.send(raw_post("/v1/completions", body))

@@ -154,7 +154,7 @@ class Router:
         old, self.config = self.config, config
         if config.routing.policy != old.routing.policy:
             self._choice.policy = POLICIES[config.routing.policy]()
-        self._forwarder.config = config
+        self._forwarder.configure(config)
         self.api.configure(config, _access(config, files))
         self._secret_files.follow(config, files)
         self._follow(old)

@@ -261,8 +261,8 @@ class Connection(asyncio.Protocol):
         silence_s = now_s - self.heard_s
         if reader.current is not None:
             spent_s = now_s - reader.since_s
-            received = sum(map(len, reader.current.body_bytes))
-            if silence_s > BODY_SILENCE_S or spent_s > BODY_SILENCE_S + received / BODY_BYTES_PER_S:
+            received_bytes = reader.current.received_bytes
+            if silence_s > BODY_SILENCE_S or spent_s > BODY_SILENCE_S + received_bytes / BODY_BYTES_PER_S:
                 reader.refuse(RequestTimedOut("The request's body did not arrive in time."))
         elif reader.target is not None:
             if now_s - reader.since_s > HEAD_S:

@@ -7,27 +7,29 @@ and a request ends once: by `end`, or because its client leaves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from time import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
 import structlog
 
 from pdpool_api.names import HEADER_PREFILL, HEADER_REQUEST_ID
 from pdpool_router.edge import errors
+from pdpool_router.edge.access import Client
 from pdpool_router.faults import Fault
+from pdpool_router.flow.admission import Ticket
 from pdpool_router.records import Way
+from pdpool_router.trail import Trail
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import Span
+    from opentelemetry.sdk.trace import Span  # noqa: TC004 - an extra that need not be there
 
-    from pdpool_router.edge.access import Client
-    from pdpool_router.edge.connection import Connection
-    from pdpool_router.flow.admission import Ticket
+    from pdpool_router.edge.connection import Connection  # noqa: TC004 - it imports this module
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.upstream import Upstream
-    from pdpool_router.trail import Trail
 
 _STATUS_LINE: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -54,83 +56,57 @@ class Work(Protocol):
         """The client left: gives back all that is held, and tells nothing more."""
 
 
-class Exchange:
-    """A request and its answer on one connection."""
+class Exchange(msgspec.Struct, eq=False):
+    """A request and its answer on one connection. A struct, because one is made for every request."""
 
-    __slots__ = (
-        "_connection",
-        "arrived_s",
-        "begun",
-        "body",
-        "body_bytes",
-        "body_limit",
-        "chunked",
-        "client",
-        "client_id",
-        "content_length",
-        "engine_id",
-        "expects_continue",
-        "headers",
-        "keep_alive",
-        "method",
-        "model",
-        "path",
-        "prefill",
-        "refusal",
-        "route",
-        "screened",
-        "span",
-        "status",
-        "ticket",
-        "trail",
-        "waited_s",
-        "work",
-        "write",
-    )
+    _connection: Connection
+    method: bytes
+    path: bytes
+    """The path as it was sent, without the query; never decoded, so that no spelling reaches another route."""
+    headers: dict[bytes, bytes]
+    """By name in lower case; a repeated one is joined by commas."""
+    write: Callable[[bytes], None]
+    route: str = "other"
+    """The path, where it is one of the API's."""
+    screened: Any = None
+    """What the application knows of the path since it judged the head."""
+    body: bytes = b""
+    more_body: list[bytes] | None = None
+    """What came of it in further pieces, while it is being read."""
+    body_limit: int = 0
+    content_length: int = -1
+    expects_continue: bool = False
+    keep_alive: bool = True
+    chunked: bool = True
+    refusal: Fault | None = None
+    """Why the request is not served, known before it was whole."""
+    arrived_s: float = 0.0
+    waited_s: float = 0.0
+    """How much of the time since then it waited in line."""
+    trail: Trail | None = None
+    """Where its steps are noted; None: nobody asks."""
+    span: Span | None = None
+    """Its part of a trace; None: it is not traced."""
+    begun: bool = False
+    status: int = 0
+    """What counts as the answer's: also where it never was written."""
+    work: Work | None = None
+    """What serves it beyond the call that began it; cancelled when the client leaves."""
+    ticket: Ticket | None = None
+    """Its admission; None: not asked for."""
+    model: str = "other"
+    client: Client | None = None
+    """Who asks; known once the head was judged, None where nobody was asked who they are."""
+    client_id: bytes = b""
+    """What the client calls the request; goes back to it."""
+    engine_id: bytes = b""
+    """What both engines call it."""
+    prefill: str = "none"
 
-    def __init__(self, connection: Connection, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
-        self._connection = connection
-        self.method = method
-        self.path = target
-        """The path as it was sent, without the query; never decoded, so that no spelling reaches another route."""
-        self.headers = headers
-        """By name in lower case; a repeated one is joined by commas."""
-        self.route = "other"
-        """The path, where it is one of the API's."""
-        self.screened: Any = None
-        """What the application knows of the path since it judged the head."""
-        self.body_bytes: list[bytes] = []
-        self.body = b""
-        self.body_limit = 0
-        self.content_length = -1
-        self.expects_continue = False
-        self.keep_alive = True
-        self.chunked = True
-        self.refusal: Fault | None = None
-        """Why the request is not served, known before it was whole."""
-        self.arrived_s = 0.0
-        self.waited_s = 0.0
-        """How much of the time since then it waited in line."""
-        self.trail: Trail | None = None
-        """Where its steps are noted; None: nobody asks."""
-        self.span: Span | None = None
-        """Its part of a trace; None: it is not traced."""
-        self.begun = False
-        self.status = 0
-        """What counts as the answer's: also where it never was written."""
-        self.work: Work | None = None
-        """What serves it beyond the call that began it; cancelled when the client leaves."""
-        self.ticket: Ticket | None = None
-        """Its admission; None: not asked for."""
-        self.model = "other"
-        self.client: Client | None = None
-        """Who asks; known once the head was judged, None where nobody was asked who they are."""
-        self.client_id = b""
-        """What the client calls the request; goes back to it."""
-        self.engine_id = b""
-        """What both engines call it."""
-        self.prefill: str = "none"
-        self.write = connection.write
+    @property
+    def received_bytes(self) -> int:
+        """How much of the body has come, while it is being read."""
+        return len(self.body) + sum(map(len, self.more_body or ()))
 
     # --- answers -------------------------------------------------------------------------------------------------
     def answer(self, status: int, body: bytes, *, header_lines: bytes = _JSON) -> None:
@@ -145,7 +121,7 @@ class Exchange:
 
     def relay_answer(self, head: Head, body: bytes) -> None:
         """Writes an engine's whole answer."""
-        self.answer(head.status, body, header_lines=head.passed)
+        self.write(self._head(head.status, head.passed, b"content-length: %d\r\n" % len(body)) + body)
 
     def begin(self, head: Head, first: bytes, *, length: int | None) -> None:
         """See `Sink`."""

@@ -130,7 +130,9 @@ class Api:
 
     def configure(self, config: RouterConfig, access: Access) -> None:
         """Takes over a configuration, and who may ask; requests in hand keep what they began with."""
-        self._config = config
+        # Plain values: a model's attribute costs a call, and these are read for each request.
+        self._max_body_bytes = config.limits.max_body_bytes
+        self._primary = config.model.served_names[0]
         self._access = access
         self._forwarded = _ALWAYS_FORWARDED + tuple(
             name
@@ -166,7 +168,7 @@ class Api:
     def _body_fault(self, exchange: Exchange) -> Fault | None:
         if self.shutting_down:
             return ShuttingDown("The router is shutting down.")
-        limit = exchange.body_limit = self._config.limits.max_body_bytes
+        limit = exchange.body_limit = self._max_body_bytes
         if exchange.content_length > limit:
             return BodyTooLarge(f"The request's body is longer than {limit} bytes.")
         return None
@@ -218,30 +220,34 @@ class Api:
     # --- what engines answer -------------------------------------------------------------------------------------
     def _generate(self, exchange: Exchange) -> None:
         route: legs.Route = exchange.screened.route
-        body, model = self._read(exchange)
-        body = _salted(body, _client(exchange))
+        client = _client(exchange)
+        body, model = self._read(exchange, client)
+        if client.salt:
+            body = _salted(body, client.salt)
         whole = legs.one_engine_reason(body.fields)
         job = Job(route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or ""))
-        self._admit(exchange, Journey(self._forwarder, job, exchange), len(body.raw))
+        self._admit(exchange, self._forwarder.journey(job, exchange), client, len(body.raw))
 
     def _pass_on(self, exchange: Exchange) -> None:
-        body, model = self._read(exchange)
+        client = _client(exchange)
+        body, model = self._read(exchange, client)
         request = Request(model, len(body.raw))
         head = self._head_lines(exchange)
         errand = Errand(self._forwarder, exchange, path=exchange.path, body=body.raw, head=head, request=request)
-        self._admit(exchange, errand, len(body.raw))
+        self._admit(exchange, errand, client, len(body.raw))
 
-    def _admit(self, exchange: Exchange, work: Journey | Errand, size_bytes: int) -> None:
+    def _admit(self, exchange: Exchange, work: Journey | Errand, client: Client, size_bytes: int) -> None:
         """Starts the work now, or when its turn comes."""
-        tenant = _client(exchange).name
-        ticket = exchange.ticket = self._admission.enter(model=exchange.model, size_bytes=size_bytes, tenant=tenant)
+        ticket = exchange.ticket = self._admission.enter(
+            model=exchange.model, size_bytes=size_bytes, tenant=client.name
+        )
         if ticket.turn is not None:
             exchange.work = _InLine(exchange, work, ticket.turn)
             return
         exchange.work = work
         work.start()
 
-    def _read(self, exchange: Exchange) -> tuple[legs.Body, str]:
+    def _read(self, exchange: Exchange, client: Client) -> tuple[legs.Body, str]:
         """The body, and the model that it asks for (absent: the primary, as an engine takes it).
 
         Raises:
@@ -253,8 +259,8 @@ class Api:
         except legs.BodyError as fault:
             raise BadRequest(f"{fault}"[:1].upper() + f"{fault}"[1:] + ".") from fault
         exchange.body = b""
-        asked = model or self._config.model.served_names[0]
-        name = _client(exchange).names.get(asked)
+        asked = model or self._primary
+        name = client.names.get(asked)
         if name is None:
             raise UnknownModel(asked)
         exchange.model = name
@@ -262,8 +268,11 @@ class Api:
 
     def _head_lines(self, exchange: Exchange) -> bytes:
         headers = exchange.headers
-        lines = [b"%b: %b\r\n" % (name, headers[name]) for name in self._forwarded if name in headers]
-        return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (b"".join(lines), exchange.engine_id)
+        lines = b""
+        for name in self._forwarded:
+            if name in headers:
+                lines += b"%b: %b\r\n" % (name, headers[name])
+        return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (lines, exchange.engine_id)
 
 
 def _shares(config: RouterConfig) -> dict[str, Share]:
@@ -283,16 +292,14 @@ def _client(exchange: Exchange) -> Client:
     return exchange.client
 
 
-def _salted(body: legs.Body, client: Client) -> legs.Body:
+def _salted(body: legs.Body, salt: str) -> legs.Body:
     """The body with its client's salt, so that no other client's KV matches it.
 
     Raises:
         BadRequest: the client's own salt is no salt.
     """
-    if not client.salt:
-        return body
     try:
         own = legs.own_salt(body.fields)
     except legs.BodyError as fault:
         raise BadRequest(f"{fault}.") from fault
-    return legs.salted(body, own_salt(client.salt, own) if own is not None else client.salt)
+    return legs.salted(body, own_salt(salt, own) if own is not None else salt)

@@ -99,7 +99,7 @@ class Reader:
 
     def refuse(self, fault: Fault) -> None:
         """Ends the connection with an error, after the answers that are due before it."""
-        exchange = self.current or Exchange(self._connection, b"GET", _NONE, {})
+        exchange = self.current or Exchange(self._connection, b"GET", _NONE, {}, self._connection.write)
         exchange.refusal = fault
         self._end_with(exchange)
 
@@ -171,7 +171,7 @@ class Reader:
         headers = self._headers
         connection = self._connection
         path = target.partition(b"?")[0] if b"?" in target else target
-        exchange = self.current = Exchange(connection, parser.get_method(), path, headers)
+        exchange = self.current = Exchange(connection, parser.get_method(), path, headers, connection.write)
         self._unbodied = 0
         exchange.keep_alive = parser.should_keep_alive()
         version = parser.get_http_version()
@@ -222,12 +222,18 @@ class Reader:
         self._unbodied = 0
         if exchange.refusal is not None:
             return
-        exchange.body_bytes.append(body)
         exchange.body_limit -= len(body)
         if exchange.body_limit < 0:
             exchange.refusal = BodyTooLarge("The request's body is too large.")
-            exchange.body_bytes.clear()
+            exchange.body = b""
+            exchange.more_body = None
             self._end_with(exchange)
+        elif not exchange.body:
+            exchange.body = body  # nearly always all of it
+        elif exchange.more_body is None:
+            exchange.more_body = [body]
+        else:
+            exchange.more_body.append(body)
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -239,10 +245,9 @@ class Reader:
         if self._offered is None and self._parser.should_upgrade() and exchange.method != b"CONNECT":
             self._offered = exchange  # its body is still to come
             return
-        pieces = exchange.body_bytes
-        if pieces:
-            exchange.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            exchange.body_bytes = []
+        if exchange.more_body is not None:
+            exchange.body += b"".join(exchange.more_body)
+            exchange.more_body = None
         if exchange.method == b"CONNECT":
             exchange.keep_alive = False
         if not exchange.keep_alive:

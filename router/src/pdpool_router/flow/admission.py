@@ -72,6 +72,7 @@ class Admission:
     def configure(self, limits: Limits, shares: Mapping[str, Share]) -> None:
         """Takes over limits and tenants' shares; whoever waits goes on waiting."""
         self._limits = limits
+        self._max_concurrent = limits.max_concurrent  # a plain number: it is read for each request
         self._shares = dict(shares)
         self._queue.patience_s = limits.queue_seconds / 2
         for tenant, quota in self._quotas.items():
@@ -129,7 +130,7 @@ class Admission:
             self._admit(ticket)
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)
-            go_on = bool(self._queue) and self._spare_tokens > 0 and self.admitted < self._limits.max_concurrent
+            go_on = bool(self._queue) and self._spare_tokens > 0 and self.admitted < self._max_concurrent
 
     def sleep(self, *, asleep: bool) -> None:
         """Says whether the pool is at zero or on its way up: requests are then held for as long as a start may take."""
@@ -167,7 +168,7 @@ class Admission:
 
     # --- within --------------------------------------------------------------------------------------------------
     def _room(self) -> bool:
-        if self.admitted >= self._limits.max_concurrent or self._asleep_since_s is not None:
+        if self.admitted >= self._max_concurrent or self._asleep_since_s is not None:
             return False
         if self._spare_tokens <= 0:
             self._spare_tokens = self.spare_tokens()

@@ -50,18 +50,15 @@ class Choice:
         Raises:
             Unavailable: there is none.
         """
-        found = self._planned(request, snapshot or self._endpoints.snapshot())
+        found = self.replan(request, snapshot)
         if isinstance(found, Unplaced):
             raise unavailable(found)
         return found
 
-    def replan(self, request: Request) -> Decision | Unplaced:
-        """The same after a failure, when there need not be any."""
-        return self._planned(request, self._endpoints.snapshot())
-
-    def _planned(self, request: Request, snapshot: Snapshot) -> Decision | Unplaced:
+    def replan(self, request: Request, snapshot: Snapshot | None = None) -> Decision | Unplaced:
+        """The same where there need not be any, as after a failure."""
         now_s = monotonic()
-        found = self.policy.plan(request, snapshot, now_s, self._rng)
+        found = self.policy.plan(request, snapshot or self._endpoints.snapshot(), now_s, self._rng)
         self.recent.append((now_s, "way", found))
         return found
 

@@ -61,9 +61,8 @@ class Errand:
         any_engine = msgspec.structs.replace(snapshot, aggregated=engines)
         self._endpoint = endpoint = forwarder.choice.plan(self._request, any_engine).endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
-        limits = forwarder.config.limits
         request = request_bytes(endpoint, self._path, self._head, self._body)
-        forwarder.transport.send(endpoint, Call(request, self, limits.connect_seconds, limits.prefill_seconds))
+        forwarder.transport.send(endpoint, Call(request, self, forwarder.connect_s, forwarder.prefill_s))
 
     # --- what the engine answers: `Receiver` ---------------------------------------------------------------------
     def on_answer(self, head: Head, body: bytes, now_s: float) -> None:

@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from pdpool_api.engines.vllm import legs
+from pdpool_api.names import Role
 from pdpool_router.faults import (
     ConnectFailed,
     EngineAborted,
@@ -39,6 +40,9 @@ from pdpool_router.forward.relay import Large, Sink, Stream
 from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, MAX_HELD_BYTES, Whole
 from pdpool_router.records import Decision, Endpoint, Request, Unplaced, Way
+from pdpool_router.state.inflight import Lease
+from pdpool_router.telemetry import Telemetry
+from pdpool_router.trail import Trail
 
 if TYPE_CHECKING:
     from pdpool_api.router_config import RouterConfig
@@ -46,8 +50,6 @@ if TYPE_CHECKING:
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.transport import Transport
     from pdpool_router.state.endpoints import Endpoints
-    from pdpool_router.state.inflight import Lease
-    from pdpool_router.telemetry import Telemetry
 
 _log = structlog.get_logger("pdpool_router")
 
@@ -62,6 +64,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     request: Request
 
 
+# The members of an enumeration are found through its metaclass: by a call.
+_REMOTE: Final = Way.REMOTE
+_NOWHERE: Final = Endpoint(uid="", name="", role=Role.DECODE, host="", port=0)
+
+
 class Forwarder:
     """What all journeys share."""
 
@@ -74,73 +81,59 @@ class Forwarder:
         self.endpoints: Final = endpoints
         self.choice: Final = choice
         self.telemetry: Final = telemetry
-        self.config = config
+        self.configure(config)
+
+    def configure(self, config: RouterConfig) -> None:
+        """Takes over a configuration."""
+        # Plain numbers: a model's attribute costs a call, and these are read for each leg.
+        self.connect_s = config.limits.connect_seconds
+        self.prefill_s = config.limits.prefill_seconds
+        self.idle_s = config.limits.idle_seconds
+
+    def journey(self, job: Job, sink: Sink) -> Journey:
+        """A request's journey, to be started."""
+        return Journey(self, job, sink, job.request, self.telemetry, sink.trail)
 
 
-class Journey:
+class Journey(msgspec.Struct, eq=False):
     """One generating request on its way through its legs: a `Receiver` of each, one after the other.
 
-    It ends once, by `Sink.end` or by `cancel`; whatever it holds is given back by then.
+    It ends once, by `Sink.end` or by `cancel`; whatever it holds is given back by then. A struct, because one is made
+    for every request.
     """
 
-    __slots__ = (
-        "_answering_body",
-        "_endpoint",
-        "_forwarder",
-        "_handoff",
-        "_job",
-        "_kv_is_settled",
-        "_lease",
-        "_local_place",
-        "_may_reconnect",
-        "_may_repeat",
-        "_may_retry_prefill",
-        "_over",
-        "_own_s",
-        "_prefill",
-        "_prefilling",
-        "_ready_s",
-        "_request",
-        "_sink",
-        "_started_s",
-        "_stream",
-        "_telemetry",
-        "_trail",
-        "carrier",
-    )
-
-    def __init__(self, forwarder: Forwarder, job: Job, sink: Sink) -> None:
-        self._forwarder = forwarder
-        self._telemetry = forwarder.telemetry
-        self._job = job
-        self._sink = sink
-        self._request = job.request
-        self._trail = sink.trail
-        self.carrier: Carrier | None = None
-        """What carries the present leg."""
-        self._endpoint: Endpoint
-        self._lease: Lease | None = None
-        """The present leg's place at its endpoint."""
-        self._prefilling = False
-        """The present leg is the prefill leg."""
-        self._started_s = 0.0
-        self._own_s = 0.0
-        """What the router itself took so far, without waiting for engines or in line."""
-        self._ready_s = 0.0
-        """When all that the present leg needs was there."""
-        self._local_place: Lease | None = None
-        self._handoff: legs.Handoff | None = None
-        """What the prefill leg handed over; None: one leg serves the request."""
-        self._prefill: Endpoint | None = None
-        """Where that was."""
-        self._answering_body = b""
-        self._kv_is_settled = False
-        """Decode pulled what prefill holds for it, or has told prefill that nobody will."""
-        self._stream: Stream | None = None
-        self._may_retry_prefill = True
-        self._may_reconnect = True
-        self._may_repeat = True
-        self._over = False
+    _forwarder: Forwarder
+    _job: Job
+    _sink: Sink
+    _request: Request
+    _telemetry: Telemetry
+    _trail: Trail | None
+    carrier: Carrier | None = None
+    """What carries the present leg."""
+    _endpoint: Endpoint = _NOWHERE
+    """Where the present leg goes."""
+    _lease: Lease | None = None
+    """The present leg's place at its endpoint."""
+    _prefilling: bool = False
+    """The present leg is the prefill leg."""
+    _started_s: float = 0.0
+    _own_s: float = 0.0
+    """What the router itself took so far, without waiting for engines or in line."""
+    _ready_s: float = 0.0
+    """When all that the present leg needs was there."""
+    _local_place: Lease | None = None
+    _handoff: legs.Handoff | None = None
+    """What the prefill leg handed over; None: one leg serves the request."""
+    _prefill: Endpoint | None = None
+    """Where that was."""
+    _answering_body: bytes = b""
+    _kv_is_settled: bool = False
+    """Decode pulled what prefill holds for it, or has told prefill that nobody will."""
+    _stream: Stream | None = None
+    _may_retry_prefill: bool = True
+    _may_reconnect: bool = True
+    _may_repeat: bool = True
+    _over: bool = False
 
     def start(self) -> None:
         """Takes the first step; all others follow from what engines answer."""
@@ -157,7 +150,7 @@ class Journey:
         self._let_go()
 
     def _take(self, decision: Decision) -> None:
-        if decision.way is Way.REMOTE:
+        if decision.way is _REMOTE:
             self._send_prefill(decision.endpoint)
         else:
             self._send_alone(decision)
@@ -166,7 +159,7 @@ class Journey:
     def _send_prefill(self, endpoint: Endpoint) -> None:
         forwarder, job = self._forwarder, self._job
         body = legs.prefill_body(job.body.fields, job.route)
-        self._sink.prefill = Way.REMOTE
+        self._sink.prefill = _REMOTE
         self._prefilling = True
         self._endpoint = endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
@@ -174,14 +167,8 @@ class Journey:
         self._own_s += now_s - self._ready_s
         if self._trail is not None:
             self._trail.sent("prefill", endpoint.name, now_s)
-        limits = forwarder.config.limits
-        call = Call(
-            request_bytes(endpoint, job.route.path_bytes, job.head, body),
-            self,
-            limits.connect_seconds,
-            limits.prefill_seconds,
-        )
-        forwarder.transport.send(endpoint, call)
+        request = request_bytes(endpoint, job.route.path_bytes, job.head, body)
+        forwarder.transport.send(endpoint, Call(request, self, forwarder.connect_s, forwarder.prefill_s))
 
     def _prefill_answered(self, head: Head, body: bytes, now_s: float) -> None:
         """What it hands over goes to decode; 4xx goes to the client.
@@ -254,7 +241,7 @@ class Journey:
         self._send_answering(decision.endpoint)
 
     def _send_answering(self, endpoint: Endpoint) -> None:
-        forwarder = self._forwarder
+        forwarder, job = self._forwarder, self._job
         self._kv_is_settled = False
         self._endpoint = endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
@@ -262,9 +249,8 @@ class Journey:
         self._own_s += now_s - self._ready_s
         if self._trail is not None:
             self._trail.sent("decode", endpoint.name, now_s)
-        limits = forwarder.config.limits
-        request = request_bytes(endpoint, self._job.route.path_bytes, self._job.head, self._answering_body)
-        forwarder.transport.send(endpoint, Call(request, self, limits.connect_seconds, idle_s=limits.idle_seconds))
+        request = request_bytes(endpoint, job.route.path_bytes, job.head, self._answering_body)
+        forwarder.transport.send(endpoint, Call(request, self, forwarder.connect_s, 0, forwarder.idle_s))
 
     def _answer_came(self, head: Head, body: bytes) -> None:
         """A whole answer, unless it only looks like one.
@@ -389,7 +375,7 @@ class Journey:
         self._kv_is_settled = status in (OK, BAD_REQUEST)
         if status < SERVER_ERROR:
             self._telemetry.overhead.observe(self._own_s)
-        if status == OK and self._forwarder.endpoints.recovering:
+        if status == OK:
             self._forwarder.endpoints.answers(self._giver, self._endpoint)
         if self._local_place is not None:
             self._local_place.release()  # its prompt is computed

@@ -45,8 +45,7 @@ class Transport:
             idle = shelf.idle
             while idle:
                 upstream = idle.pop()  # the one kept last is the likeliest to be open
-                if upstream.quiet():
-                    upstream.send(call)
+                if upstream.send_if_quiet(call):
                     return
                 upstream.abandon()
         self.dial(endpoint, call)

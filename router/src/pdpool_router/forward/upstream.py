@@ -91,16 +91,16 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 class Shelf:
     """The idle connections to one incarnation of an endpoint, the one used last at the end."""
 
-    __slots__ = ("closed", "idle")
+    __slots__ = ("idle", "room")
 
     def __init__(self) -> None:
         self.idle: list[Upstream] = []
-        self.closed = False
-        """Nothing is kept any more: the endpoint is gone, or the router ends."""
+        self.room = MAX_IDLE_PER_ENDPOINT
+        """How many it may hold."""
 
     def close(self) -> None:
-        """Closes what is kept."""
-        self.closed = True
+        """Closes what is kept, and keeps nothing any more: the endpoint is gone, or the router ends."""
+        self.room = 0
         while self.idle:
             self.idle.pop().close()
 
@@ -195,6 +195,17 @@ class Upstream(asyncio.Protocol):
         self._call = call
         self._write(call.request)
 
+    def send_if_quiet(self, call: Call) -> bool:
+        """The same on an idle connection; False: something came on it, its end perhaps, and it is of no more use."""
+        if self._lost or self._poller.poll(0):  # also what the event loop has not told yet
+            return False
+        receiver = self._receiver = call.receiver
+        receiver.carrier = self
+        self._sent_s = monotonic()
+        self._call = call
+        self._write(call.request)
+        return True
+
     @property
     def busy(self) -> bool:
         """An answer is due."""
@@ -248,10 +259,6 @@ class Upstream(asyncio.Protocol):
     def _note_limits(self, call: Call) -> None:
         self._total_s = call.total_s or _NEVER
         self._idle_s = call.idle_s or _NEVER
-
-    def quiet(self) -> bool:
-        """Nothing has come on an idle connection, its end included, that the event loop has not told yet."""
-        return not self._lost and not self._poller.poll(0)
 
     def close(self) -> None:
         """Closes an idle connection."""
@@ -412,13 +419,7 @@ class Upstream(asyncio.Protocol):
 
     def _keep_or_close(self, head: Head) -> None:
         shelf = self.shelf
-        if (
-            head.keep_alive
-            and not self.once
-            and not self._lost
-            and not shelf.closed
-            and len(shelf.idle) < MAX_IDLE_PER_ENDPOINT
-        ):
+        if head.keep_alive and not self.once and len(shelf.idle) < shelf.room:
             shelf.idle.append(self)
         else:
             self.close()

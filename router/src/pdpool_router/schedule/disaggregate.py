@@ -7,7 +7,7 @@ decides.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,6 +18,9 @@ from pdpool_router.schedule.filters.revision import of_revision, with_partner
 
 if TYPE_CHECKING:
     from pdpool_router.records import LocalPrefill
+
+
+_REMOTE: Final = Way.REMOTE
 
 
 class Candidates(msgspec.Struct, frozen=True):
@@ -44,7 +47,7 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
     if prefill and not snapshot.one_revision:
         prefill = with_partner(prefill, decode)
     if prefill:
-        return Candidates(Way.REMOTE, prefill, decode=decode)
+        return Candidates(_REMOTE, prefill, "", decode)
     if not snapshot.local_allowed:
         return Unplaced.NO_PREFILL
     room = with_local_room(decode, snapshot)

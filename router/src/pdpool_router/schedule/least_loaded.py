@@ -7,7 +7,7 @@ the router does for a request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdpool_router.records import Decision, Unplaced, Way
 from pdpool_router.schedule.decide import SumPolicy
@@ -18,6 +18,9 @@ from pdpool_router.schedule.scorers.inflight import Inflight
 if TYPE_CHECKING:
     from pdpool_router.records import Endpoint, Match, Request, Snapshot, TokenKeys
     from pdpool_router.schedule.interface import Chance
+
+
+_REMOTE: Final = Way.REMOTE
 
 
 class LeastLoaded(SumPolicy):
@@ -48,7 +51,7 @@ class LeastLoaded(SumPolicy):
         """See `Policy.place`."""
         del ids, now_s, match
         found = partners(request, snapshot)
-        return Decision(Way.REMOTE, _fewest(found, snapshot, rng), "", request.prompt_tokens) if found else None
+        return Decision(_REMOTE, _fewest(found, snapshot, rng), "", request.prompt_tokens) if found else None
 
 
 def _fewest(endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance) -> Endpoint:

@@ -33,6 +33,9 @@ class Route(Enum):
         self.output_limit = output_limit
 
 
+_RESPONSES: Final = Route.RESPONSES
+
+
 class BodyError(ValueError):
     """A request body that no engine would read; the message holds nothing of the body."""
 
@@ -247,7 +250,7 @@ def prefill_body(fields: Fields, route: Route, *, want_token_ids: bool = False) 
     `want_token_ids` asks for the ids of the prompt's tokens in the answer.
     """
     leg = fields.copy()
-    if route is Route.RESPONSES or not _TO_CHANGE.isdisjoint(leg):
+    if route is _RESPONSES or not _TO_CHANGE.isdisjoint(leg):
         for name in _NOT_FOR_PREFILL:
             leg.pop(name, None)
         for name in _TO_BE_ONE:
