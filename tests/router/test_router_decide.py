@@ -26,15 +26,17 @@ from pdpool_router.records import (
 )
 from pdpool_router.schedule.interface import Asked
 from pdpool_router.schedule.policies import POLICIES
+from pdpool_router.schedule.scorers.burden import Burden
 from pdpool_router.schedule.scorers.compute import Compute
 from pdpool_router.schedule.scorers.disturb import Disturb
 from pdpool_router.schedule.scorers.inflight import Inflight
+from pdpool_router.schedule.scorers.lateness import Lateness
 from pdpool_router.schedule.scorers.pull import Pull
 from pdpool_router.schedule.scorers.running import Running
 from pdpool_router.schedule.scorers.wait import Wait
 from pdpool_router.state.loads import Guess, Loads, Report
 
-SCORERS = (Wait(), Compute(), Pull(), Running(), Disturb(), Inflight())
+SCORERS = (Wait(), Compute(), Burden(), Lateness(), Pull(), Running(), Disturb(), Inflight())
 PROMPT = Prompt(keys=[1, 2], whole=3, text_bytes=600, conversation=11)
 SCORING = sorted(set(POLICIES) - {"RoundRobin"})
 
@@ -123,9 +125,11 @@ def test_more_cached_never_costs_more_and_more_load_never_less(scorer: Any, load
     load = msgspec.structs.replace(load, uid="e")
     held = data.draw(st.integers(0, tokens - 1))
     more = data.draw(st.integers(held, tokens - 1))
+    later = data.draw(st.integers(0, tokens))
 
     def term(cached: int, seen: Load) -> float:
-        found: float = scorer.terms(Asked(tokens, {"e": cached}, {"e": seen.requests}), [seen])[0]
+        asked = Asked(tokens, {"e": cached}, {"e": seen.requests}, later=later)
+        found: float = scorer.terms(asked, [seen])[0]
         return found
 
     assert term(more, load) <= term(held, load)
@@ -364,3 +368,29 @@ def test_first_guesses_are_those_of_the_role_and_the_hardware() -> None:
     loads.keep([endpoint("p0", Role.PREFILL), endpoint("p1", Role.PREFILL)], {"p1": 4.0})
     assert loads.loads["p0"].token_ms == pytest.approx(0.5)
     assert loads.loads["p1"].token_ms == pytest.approx(2.0)
+
+
+def test_what_only_a_conversation_has_is_waited_for_and_a_shared_prefix_is_not() -> None:
+    """900 of 1,000 tokens held behind 300 ms: worth it where they are its own, not where all share them."""
+    loads = {"p0": Load("p0", wait_ms=305.0), "p1": Load("p1", wait_ms=5.0), "d0": Load("d0")}
+    snapshot = view(loads, 1000, {"p0": 900})
+
+    def chosen(later_bytes: int) -> str:
+        prompt = Prompt(keys=[1, 2, 3], whole=9, text_bytes=4000, conversation=7, later_bytes=later_bytes)
+        made = POLICIES["KvAware"]().plan(Request("m", 10, prompt=prompt), snapshot, 0.0, random.Random(1))
+        assert isinstance(made, Decision)
+        return made.endpoint.uid
+
+    assert chosen(later_bytes=3800) == "p0"
+    assert chosen(later_bytes=0) == "p1"
+
+
+def test_a_prompt_that_is_slow_anyway_does_not_wait_as_well() -> None:
+    """Half of 60,000 tokens held behind a line of 30 s: saving three seconds is not worth it."""
+    loads = {"p0": Load("p0", wait_ms=30_000.0), "p1": Load("p1", wait_ms=5.0), "d0": Load("d0")}
+    prompt = Prompt(keys=[1, 2, 3], whole=9, text_bytes=4000, conversation=7, later_bytes=4000)
+    made = POLICIES["KvAware"]().plan(
+        Request("m", 10, prompt=prompt), view(loads, 60_000, {"p0": 30_000}), 0.0, random.Random(1)
+    )
+    assert isinstance(made, Decision)
+    assert made.endpoint.uid == "p1"

@@ -70,6 +70,8 @@ class Prompt(msgspec.Struct, frozen=True):
     text_bytes: int
     conversation: int = 0
     """The same for all turns of a conversation and seldom for two conversations; 0: not known."""
+    later_bytes: int = 0
+    """Text after the conversation's first message, which nobody else has; 0: there is none, or it cannot be told."""
     adapter: str = ""
     salt: str = ""
     ids: Any = None

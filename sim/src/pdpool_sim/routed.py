@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import Role
-from pdpool_router.kv.blocks import CHUNK_BYTES
+from pdpool_router.kv.blocks import CHUNK_BYTES, text_root
 from pdpool_router.kv.knowledge import Prefixes
 from pdpool_router.records import (
     Decision,
@@ -221,12 +221,15 @@ def by_policy(name: str, setting: Setting, local_prefill: LocalPrefill | None = 
 def _prompt(call: Call, block_tokens: int) -> Prompt:
     """A prompt whose text has one chunk for each block."""
     blocks = list(call.blocks)
-    opening = int(call.session) + 1 if call.session else (blocks[min(1, len(blocks) - 1)] if blocks else call.number)
+    later = max(0, call.prompt_tokens - call.opening_tokens) if call.opening_tokens else 0
+    text_bytes = max(1, call.prompt_tokens * CHUNK_BYTES // block_tokens)
+    opening = f"session {call.session}" if call.session else f"call {call.number}"
     return Prompt(
         keys=blocks,
         whole=-1 - call.number,
-        text_bytes=max(1, call.prompt_tokens * CHUNK_BYTES // block_tokens),
-        conversation=opening,
+        text_bytes=text_bytes,
+        later_bytes=text_bytes * later // call.prompt_tokens,
+        conversation=text_root(opening.encode()),
         ids=BlockIds(call),
     )
 

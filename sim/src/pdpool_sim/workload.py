@@ -37,6 +37,8 @@ class Call:
     """Ids of further blocks that prompt and answer fill together; known where a later turn repeats the answer."""
     tenant: str = ""
     session: str = ""
+    opening_tokens: int = 0
+    """Tokens up to the end of the conversation's first message, which other conversations may share; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +117,9 @@ def _spread(rows: Sequence[tuple[float, int, int, list[int]]], rng: Random) -> I
         for index, offset in zip(range(at, end), offsets, strict=True):
             stamp_s, prompt, output, ids = rows[index]
             full = prompt // TRACE_BLOCK_TOKENS
-            yield Call(index, stamp_s + offset, prompt, output, tuple(ids[:full]))
+            # All share the first block; who shares the second too is of one conversation.
+            session, opening = (str(ids[1]), 2 * TRACE_BLOCK_TOKENS) if len(ids) > 1 else ("", 0)
+            yield Call(
+                index, stamp_s + offset, prompt, output, tuple(ids[:full]), session=session, opening_tokens=opening
+            )
         at = end

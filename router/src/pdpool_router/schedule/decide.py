@@ -171,10 +171,12 @@ class SumPolicy:
 
 
 def _asked(request: Request, snapshot: Snapshot, match: Match | None) -> Asked:
-    conversation = request.session or (request.prompt.conversation if request.prompt is not None else 0)
+    prompt = request.prompt
+    conversation = request.session or (prompt.conversation if prompt is not None else 0)
     if match is None:
         return Asked(request.prompt_tokens, _NOTHING, snapshot.inflight, conversation)
-    return Asked(match.tokens, match.cached, snapshot.inflight, conversation)
+    later = match.tokens * prompt.later_bytes // prompt.text_bytes if prompt is not None and prompt.later_bytes else 0
+    return Asked(match.tokens, match.cached, snapshot.inflight, conversation, later)
 
 
 def _loads(endpoints: tuple[Endpoint, ...], snapshot: Snapshot) -> list[Load]:

@@ -27,6 +27,8 @@ class Asked(msgspec.Struct, frozen=True):
     """uid → requests of ours in flight there."""
     conversation: int = 0
     """What stays the same over the turns of a conversation; 0: not known."""
+    later: int = 0
+    """Tokens after the conversation's first message, which no other conversation has; 0: none, or not known."""
 
 
 class Chance(Protocol):

@@ -13,9 +13,11 @@ from pdpool_router.schedule.decide import SumPolicy
 from pdpool_router.schedule.least_loaded import LeastLoaded
 from pdpool_router.schedule.pickers.in_turn import InTurn
 from pdpool_router.schedule.pickers.together import Together
+from pdpool_router.schedule.scorers.burden import Burden
 from pdpool_router.schedule.scorers.compute import Compute
 from pdpool_router.schedule.scorers.disturb import Disturb
 from pdpool_router.schedule.scorers.inflight import Inflight
+from pdpool_router.schedule.scorers.lateness import Lateness
 from pdpool_router.schedule.scorers.pull import Pull
 from pdpool_router.schedule.scorers.running import Running
 from pdpool_router.schedule.scorers.wait import Wait
@@ -30,11 +32,12 @@ _TIE_MS: Final = 0.001
 
 
 def kv_aware() -> Policy:
-    """Least predicted time; conversations stay together while that costs nothing; short ways are taken."""
+    """Least predicted time for all; conversations stay together while that costs nothing; short ways are taken."""
+    prompt = (Wait(), Compute(), Burden(), Lateness())
     return SumPolicy(
-        prefill=(Wait(), Compute()),
+        prefill=prompt,
         decode=(Pull(), Running()),
-        whole=(Wait(), Compute(), Running(), Disturb()),
+        whole=(*prompt, Running(), Disturb()),
         picker=Together,
         reads_prefixes=True,
         skips_hops=True,

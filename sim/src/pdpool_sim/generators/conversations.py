@@ -74,7 +74,18 @@ def _conversations(
             size = total(pieces)
             pieces.append((f"{session}:{turn}:answered", output))
             both = blocks.ids(pieces)
-            calls.append(Call(len(calls), at_s, size, output, prompt, both[len(prompt) :], "", str(session)))
+            calls.append(
+                Call(
+                    len(calls),
+                    at_s,
+                    size,
+                    output,
+                    prompt,
+                    both[len(prompt) :],
+                    session=str(session),
+                    opening_tokens=total(pieces[:2]),
+                )
+            )
             at_s += output * TOKEN_S + pause_s()
         session += 1
     return in_order(name, BLOCK_TOKENS, calls)

@@ -63,8 +63,8 @@ def trace_like(rng: Random, count: int) -> Workload:
             wanted = max(wanted // 6, 50) + total(pieces)
         pieces = [*pieces, (f"said {number}", max(30, min(126_000, wanted) - total(pieces)))]
         output = max(1, round(_drawn(ANSWERS, rng.random())))
-        size = total(pieces)
-        calls.append(Call(number, at_s, size, output, blocks.ids(pieces), session=str(session)))
+        size, opening = total(pieces), total(pieces[:2])
+        calls.append(Call(number, at_s, size, output, blocks.ids(pieces), session=str(session), opening_tokens=opening))
         open_.append((at_s + rng.expovariate(1 / GAP_S), session, [*pieces, (f"answered {number}", output)]))
         if len(open_) > 400:  # noqa: PLR2004 - conversations that are never taken up again
             open_.pop(0)
