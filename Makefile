@@ -87,6 +87,10 @@ lock: ## Write uv.lock after a change of dependencies
 images: install ## Build the images of operator and router (no registry, no daemon)
 	@$(PY) -m e2e.images build
 
+.PHONY: release
+release: install ## Everything that a release is, into dist/release: wheels, chart, images twice, SBOM, licences; publishes nothing
+	@$(PY) -m e2e.release
+
 .PHONY: cluster-up
 cluster-up: install ## A real one-node Kubernetes on this machine
 	@$(PY) -m e2e.cluster up

@@ -3,7 +3,20 @@
 Boundary: runs helm; what the chart says is under `charts/pdpool`.
 """
 
-from e2e.chart.helm import CHART, HELM3, HELM4, INSTALL_FILE, NAMESPACE, OPERATOR, RELEASE, Helm, documents, render
+from e2e.chart.helm import (
+    CHART,
+    HELM3,
+    HELM4,
+    INSTALL_FILE,
+    NAMESPACE,
+    OPERATOR,
+    RELEASE,
+    Helm,
+    documents,
+    lint,
+    package,
+    render,
+)
 
 __all__ = [
     "CHART",
@@ -15,5 +28,7 @@ __all__ = [
     "RELEASE",
     "Helm",
     "documents",
+    "lint",
+    "package",
     "render",
 ]

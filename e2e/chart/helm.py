@@ -63,6 +63,16 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [each for each in yaml.load_all(text, Loader=loader) if each]
 
 
+def lint(chart: Path = CHART) -> None:
+    """Raises `ClusterError` with helm's words when the chart breaks a rule; a warning counts."""
+    _helm(HELM4, ["lint", "--strict", chart])
+
+
+def package(folder: Path, chart: Path = CHART) -> None:
+    """Write the chart's archive into a folder."""
+    _helm(HELM4, ["package", chart, "--destination", folder])
+
+
 @dataclass(frozen=True)
 class Helm:
     """One release in one namespace of a cluster, driven by one version of helm."""

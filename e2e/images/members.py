@@ -32,6 +32,7 @@ SITE: Final = f"usr/local/lib/python{base.PYTHON}/dist-packages"
 SCRIPTS: Final = "usr/local/bin"
 PLATFORM: Final = {"x86_64": "x86_64-manylinux_2_36", "aarch64": "aarch64-manylinux_2_36"}
 UV_TIMEOUT_S: Final = 600.0
+_ORIGINS: Final = ("direct_url.json", "uv_cache.json")
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,22 @@ def _install(root: Path, arguments: Sequence[str]) -> None:
             shutil.rmtree(left)
         else:
             left.unlink(missing_ok=True)
+    _forget_origins(site)
     _compile(site)
+
+
+def _forget_origins(site: Path) -> None:
+    """Remove where and when each package was installed from: the same package is the same bytes."""
+    for found in site.glob("*.dist-info"):
+        for name in _ORIGINS:
+            (found / name).unlink(missing_ok=True)
+        record = found / "RECORD"
+        kept = (line for line in record.read_text().splitlines(keepends=True) if not line.startswith(_recorded(found)))
+        record.write_text("".join(kept))
+
+
+def _recorded(found: Path) -> tuple[str, ...]:
+    return tuple(f"{found.name}/{name}," for name in _ORIGINS)
 
 
 def _compile(site: Path) -> None:

@@ -24,6 +24,8 @@ ACCELERATORS = {
     "llama-70b.yaml": 8,
     "llama-8b-rtx-4090.yaml": 6,
     "lora.yaml": 3,
+    "scale-to-zero.yaml": 0,
+    "tenants.yaml": 3,
     "tiny-cpu.yaml": 0,
 }
 """What each asks for; every sample stands here."""
