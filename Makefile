@@ -103,6 +103,10 @@ cluster-down: install ## Remove it without a trace
 peers: install ## Install the peers that benchmarks run beside us
 	@$(PY) -m e2e.bench.peers
 
+.PHONY: soak-router
+soak-router: install ## A million requests with cancels, resets and churn: memory, sockets and counters (REQUESTS=, AT_ONCE=)
+	@$(PY) -m e2e.bench.soak --requests $${REQUESTS:-1000000} --at-once $${AT_ONCE:-64}
+
 .PHONY: bench-router
 bench-router: install peers ## CPU per request and per chunk beside a peer (QUICK=1, JSON=file)
 	@$(PY) -m e2e.bench.router

@@ -65,7 +65,8 @@ class Choice:
     def place(self, request: Request, revision: str) -> Endpoint | None:
         """A decode endpoint after a prefill of that revision; None: there is none."""
         snapshot = self._endpoints.snapshot()
-        if not snapshot.one_revision:
+        # What is now the only revision need not be that of a prefill which was asked before the change.
+        if not (snapshot.one_revision and snapshot.decode and snapshot.decode[0].revision == revision):
             request = msgspec.structs.replace(request, revision=revision)
         now_s = monotonic()
         placed = self.policy.place(request, None, snapshot, now_s, self._rng)

@@ -228,8 +228,19 @@ class Journey(msgspec.Struct, eq=False):
         assert self._prefill is not None
         endpoint = self._forwarder.choice.place(self._request, self._prefill.revision)
         if endpoint is None:
+            self._begin_again()
+        else:
+            self._send_answering(endpoint)
+
+    def _begin_again(self) -> None:
+        """What prefill handed over has no taker any more, as its revision is gone: both legs, on a pair of another."""
+        again = self._forwarder.choice.replan(self._request) if self._may_repeat else None
+        if not isinstance(again, Decision):
             raise NoEndpoint("No decode engine is ready for this request.")
-        self._send_answering(endpoint)
+        self._may_repeat = False
+        self._telemetry.retries["pair"] += 1
+        self._leave_handoff()
+        self._take(again)
 
     def _send_alone(self, decision: Decision) -> None:
         """The only leg."""

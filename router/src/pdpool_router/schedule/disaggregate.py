@@ -57,7 +57,9 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
 def partners(request: Request, snapshot: Snapshot) -> tuple[Endpoint, ...]:
     """Decode endpoints that may follow the prefill endpoint; may be empty."""
     decode = not_failed(snapshot.decode, request)
-    return decode if snapshot.one_revision else of_revision(decode, request.revision)
+    if snapshot.one_revision and request.revision is None:
+        return decode
+    return of_revision(decode, request.revision)
 
 
 def local_reason(tokens: int, cached_tokens: int, rule: LocalPrefill) -> str:
