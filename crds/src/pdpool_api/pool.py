@@ -125,6 +125,8 @@ class Transfer(ApiModel):
     """Which network KV moves over; absent settings are left to UCX."""
     rdma: Rdma | None = None
     """RDMA devices of the node, asked for by both roles. Absent: none are asked for."""
+    bandwidth_gbps: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    """What the link between prefill and decode gives, in Gbit/s: TransferHealthy judges the measured speed by it."""
     lease_seconds: Annotated[int, Field(ge=6, le=3600, json_schema_extra={"format": "int32"})] = 30
     """How long prefill keeps KV that no decode has pulled. At least 6: a waiting decode renews it every sixth of it."""
     on_failure: Literal["Fail", "Recompute"] = "Fail"

@@ -53,7 +53,8 @@ def wanted(
         return desired
     remarks = (*([decision.remark] if decision.remark else []), *desired.remarks)
     unchecked = plan.unchecked(chosen.spec)
-    return replace(desired, sizes=told, mode_inputs=decision.inputs, remarks=remarks, unchecked=unchecked)
+    built = replace(desired, spec=chosen.spec, sizes=told, mode_inputs=decision.inputs)
+    return replace(built, remarks=remarks, unchecked=unchecked)
 
 
 def refusals(pool: InferencePool, images: Images) -> tuple[Refusal, ...]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.apply import Writer
+    from pdpool_operator.monitor import Monitor
     from pdpool_operator.observe.cluster import Cluster
     from pdpool_operator.observe.loads import Loads
     from pdpool_operator.observe.secrets import Secrets
@@ -63,6 +64,7 @@ async def reconcile(
     secrets: Secrets,
     scaler: Scaler,
     loads: Loads,
+    monitor: Monitor,
 ) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
     observed = cluster.observed(ref)
@@ -80,6 +82,8 @@ async def reconcile(
         step = planned(observed)
     if step.desired is not None:
         telemetry.tell_desired(ref, step.desired.replicas)
+        assert step.desired.spec is not None
+        step = replace(step, desired=replace(step.desired, health=monitor.verdicts(observed, step.desired.spec)))
     refused = await writer.refusals(observed, step)
     if refused:
         words = "; ".join(f"{key}: {said}" for key, said in refused.items())

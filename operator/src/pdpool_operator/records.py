@@ -7,13 +7,14 @@ what counts is what the server said, not what a client library's model keeps of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pdpool_api import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.sizes import Sizes
 
 Json = dict[str, Any]
@@ -155,6 +156,24 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthVerdict:
+    """One condition of a pool's health, decided from readings."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHealth:
+    """What readings of engines and routers say."""
+
+    transfer: HealthVerdict | None
+    """None: one role does it all, and nothing is handed over."""
+    routing: HealthVerdict
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything known about one pool at one moment."""
 
@@ -240,6 +259,10 @@ class Desired:
     max_gpus: int | None = None
     remarks: tuple[Remark, ...] = ()
     """What is worth knowing, for condition Advisory."""
+    spec: InferencePoolSpec | None = None
+    """What the children were built from: images resolved, mode decided; None: nobody asked for it to be kept."""
+    health: PoolHealth | None = None
+    """What readings say; None: nobody reads."""
     unchecked: str = ""
     """What could not be checked, for condition SpecValid."""
 

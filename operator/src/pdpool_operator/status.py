@@ -18,7 +18,7 @@ from pdpool_api.hardware import accelerator_resources
 from pdpool_api.names import Role
 from pdpool_api.pool import InferencePoolStatus, RoleStatus, RouterStatus
 from pdpool_api.pool_status import GpuStatus
-from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Json, Observed, Outcome, Plan, Remark
+from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, HealthVerdict, Json, Observed, Outcome, Plan, Remark
 from pdpool_operator.sizes import active
 
 if TYPE_CHECKING:
@@ -144,6 +144,13 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
         result = without(result, ConditionType.SCALING_ACTIVE)
     elif plan.desired is not None and (scaling := active(plan.desired.sizes)) is not None:
         said[ConditionType.SCALING_ACTIVE] = Verdict("True" if scaling[0] else "False", *scaling[1:])
+    if plan.desired is not None and plan.desired.health is not None:
+        of_health = plan.desired.health
+        said[ConditionType.ROUTING_HEALTHY] = _of_health(of_health.routing)
+        if of_health.transfer is None:
+            result = without(result, ConditionType.TRANSFER_HEALTHY)
+        else:
+            said[ConditionType.TRANSFER_HEALTHY] = _of_health(of_health.transfer)
     if stalled is None:
         result = without(result, ConditionType.STALLED)
     else:
@@ -159,6 +166,10 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
             now=now,
         )
     return result
+
+
+def _of_health(found: HealthVerdict) -> Verdict:
+    return Verdict(found.status, Reason(found.reason), found.message)
 
 
 def _advisory(remarks: tuple[Remark, ...]) -> Verdict:

@@ -17,6 +17,7 @@ import structlog
 from pdpool_operator import telemetry
 from pdpool_operator.apply import Writer
 from pdpool_operator.kube import ApiError
+from pdpool_operator.monitor import Monitor
 from pdpool_operator.observe.loads import Loads
 from pdpool_operator.observe.metrics import Pages
 from pdpool_operator.observe.secrets import Secrets
@@ -112,13 +113,15 @@ class Workers:
 
     async def _run(self, ref: PoolRef, wake: asyncio.Event) -> None:
         scaler = Scaler(ref, self._cluster, self._kube, self._pages, wake.set)
+        monitor = Monitor(ref, self._cluster, self._pages, wake.set)
         try:
-            await self._while_it_exists(ref, wake, scaler)
+            await self._while_it_exists(ref, wake, scaler, monitor)
         finally:
             await scaler.close()
+            await monitor.close()
             telemetry.forget(ref)
 
-    async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler) -> None:
+    async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler, monitor: Monitor) -> None:
         writer, loads = Writer(self._kube, self._cluster), Loads(self._pages)
         failures = 0
         deadline_s = LOOK_AGAIN_S
@@ -133,13 +136,15 @@ class Workers:
                 del self._workers[ref]
                 self._secrets.forget(ref)
                 return
-            looked = await self._look(ref, writer, scaler, loads)
+            looked = await self._look(ref, writer, scaler, monitor, loads)
             failures = 0 if looked is not None else failures + 1
             retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
             deadline_s = looked if looked is not None else retry_s
             await asyncio.sleep(GAP_S)
 
-    async def _look(self, ref: PoolRef, writer: Writer, scaler: Scaler, loads: Loads) -> float | None:
+    async def _look(
+        self, ref: PoolRef, writer: Writer, scaler: Scaler, monitor: Monitor, loads: Loads
+    ) -> float | None:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
@@ -152,6 +157,7 @@ class Workers:
                     secrets=self._secrets,
                     scaler=scaler,
                     loads=loads,
+                    monitor=monitor,
                 )
         except ApiError as fault:
             _log.warning("reconcile failed", pool=str(ref), fault=str(fault))

@@ -136,7 +136,7 @@ class PoolMetrics:
         wanted = {measure: ENGINE[measure] for measure in needs & ENGINE.keys()}
         if not wanted:
             return
-        asked = [(pod, vllm.http_port(spec, role)) for role in roles for pod in _serving(observed, role)]
+        asked = [(pod, vllm.http_port(spec, role)) for role in roles for pod in workload.serving(observed, role)]
         lines = [name for each, _ in wanted.values() for name in each]
         pages = await asyncio.gather(*(self._page(pod, port, lines) for pod, port in asked))
         for (pod, _), page in sorted(zip(asked, pages, strict=True), key=lambda each: each[0][0]["metadata"]["name"]):
@@ -152,7 +152,7 @@ class PoolMetrics:
         wanted = needs & GATEWAY_NAMES.keys()
         if not wanted:
             return
-        routers = _serving(observed, Role.ROUTER)
+        routers = workload.serving(observed, Role.ROUTER)
         lines = [GATEWAY_NAMES[measure] for measure in wanted]
         pages = await asyncio.gather(*(self._page(pod, names.ROUTER_ADMIN_PORT, lines) for pod in routers))
         told: dict[str, Page] = {}
@@ -207,8 +207,3 @@ class PoolMetrics:
         if known is None or known[1] != settings or not 0 <= now - known[0] < CREDENTIALS_S:
             known = self._given = (now, settings, await credentials(self._kube, namespace, settings))
         return known[2]
-
-
-def _serving(observed: Observed, role: Role) -> list[Json]:
-    ready = [pod for pod in workload.pods(observed, role) if workload.is_ready(pod)]
-    return [pod for pod in ready if "deletionTimestamp" not in pod["metadata"]]

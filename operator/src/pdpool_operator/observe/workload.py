@@ -31,6 +31,11 @@ def pods(observed: Observed, role: Role) -> list[Json]:
     ]
 
 
+def serving(observed: Observed, role: Role) -> list[Json]:
+    """Pods of a role that are ready and not being deleted."""
+    return [pod for pod in pods(observed, role) if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]]
+
+
 def size(observed: Observed, role: Role) -> int | None:
     """Replicas that the role's workload is set to; None: there is none.
 

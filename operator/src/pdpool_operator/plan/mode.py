@@ -84,7 +84,10 @@ def _has_nvlink(spec: InferencePoolSpec, role: Role) -> bool:
 def _inputs(spec: InferencePoolSpec) -> str:
     seen: dict[str, Any] = {
         "model": spec.model.model_dump(mode="json", exclude={"served_names", "token_secret_ref", "cache", "adapters"}),
-        "transfer": spec.transfer.model_dump(mode="json"),
+        # A field that came later is left out where it is absent: else its coming would be a change of every pool.
+        "transfer": spec.transfer.model_dump(
+            mode="json", exclude={"bandwidth_gbps"} if spec.transfer.bandwidth_gbps is None else None
+        ),
         "maxGpus": spec.max_gpus,
         **({"slo": spec.slo.model_dump(mode="json")} if spec.slo is not None else {}),
         "roles": {
