@@ -52,7 +52,7 @@ def test_a_new_value_rolls_and_nothing_else_does(raw_pool: Json) -> None:
     for harmless in (None, away, seen("v1", "k2"), SecretsSeen(unwatched="may not")):
         assert not any(step(raw, notes, harmless)[1].values())
     rolled, marked = step(raw, notes, seen("v2"))
-    assert all(each[names.ANNOTATION_SECRETS + names.ROLLED] for each in marked.values())
+    assert all(each[names.ANNOTATION_SECRETS_ROLLED] for each in marked.values())
     for harmless in (seen("v2"), None, away, seen("v2", "k2"), seen("v9", "k2")):
         assert step(raw, rolled, harmless)[1] == marked, "what was rolled once is not rolled back"
     again = step(raw, step(raw, rolled, seen("v2", "k2"))[0], seen("v3", "k2"))[1]
@@ -93,35 +93,38 @@ def test_what_is_not_watched_is_said(raw_pool: Json, unwatched: str) -> None:
     assert said == ("size unknown; may not" if unwatched else "size unknown")
 
 
-def test_a_new_service_account_rolls_the_router_alone(raw_pool: Json) -> None:
-    """Tokens of a deleted account are worth nothing, though one of its name is made; the first sight rolls nothing."""
+EARLY, LATE, LATEST = (f"2026-01-0{day}T00:00:00Z" for day in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("account", "deployment", "rolls"),
+    [
+        (None, None, False),
+        (EARLY, None, False),
+        (EARLY, EARLY, False),
+        (EARLY, LATE, False),
+        (LATE, EARLY, True),
+        (LATEST, EARLY, True),
+        (None, EARLY, False),
+    ],
+)
+def test_a_new_service_account_rolls_the_router_alone(
+    raw_pool: Json,
+    account: str | None,
+    deployment: str | None,
+    rolls: bool,  # noqa: FBT001 - a column
+) -> None:
+    """Tokens of a deleted account are worth nothing, though one of its name is made; the first one rolls nothing."""
     desired = build.desired(InferencePool.parse(raw_pool), IMAGES)
     assert isinstance(desired, Desired)
-
-    def router(notes: Json, account: str) -> Json:
-        live: Json = {ChildKey("Deployment", "tiny-router"): {"metadata": {"annotations": notes}}}
-        if account:
-            live[ChildKey("ServiceAccount", "tiny-router")] = {"metadata": {"uid": account}}
-        found = rotation.stamped(desired, Observed(PoolRef("serving", "tiny"), raw_pool, live))
-        (answer,) = [
-            each.body
-            for each in found.children
-            if each.name == "tiny-router" and "template" in each.body.get("spec", {})
-        ]
-        assert all(
-            each.body["spec"]["template"]["metadata"].get("annotations") is None
-            for each in found.children
-            if each.revision
-        )
-        return answer
-
-    def marks(body: Json) -> tuple[Json, Json]:
-        return body["metadata"].get("annotations", {}), body["spec"]["template"]["metadata"].get("annotations", {})
-
-    assert marks(router({}, "")) == ({}, {})
-    notes, template = marks(router({}, "a1"))
-    assert (notes, template) == ({names.ANNOTATION_ACCOUNT: "a1"}, {})
-    assert marks(router(notes, "")) == (notes, {}), "while it is away nothing is known"
-    rolled = marks(router(notes, "b2"))
-    assert rolled[1] == {names.ANNOTATION_ACCOUNT + names.ROLLED: "b2"}
-    assert marks(router(rolled[0], "b2")) == rolled
+    live: Json = {}
+    if deployment:
+        live[ChildKey("Deployment", "tiny-router")] = {"metadata": {"creationTimestamp": deployment}}
+    if account:
+        live[ChildKey("ServiceAccount", "tiny-router")] = {"metadata": {"creationTimestamp": account, "uid": account}}
+    found = rotation.stamped(desired, Observed(PoolRef("serving", "tiny"), raw_pool, live))
+    deployments = [each for each in found.children if each.resource.kind == "Deployment"]
+    marks = {each.name: each.body["spec"]["template"]["metadata"].get("annotations") for each in deployments}
+    assert marks.pop("tiny-router") == ({names.ANNOTATION_ACCOUNT: account} if rolls else None)
+    assert not any(marks.values())
+    assert not any("annotations" in each.body["metadata"] for each in deployments)

@@ -92,9 +92,7 @@ def test_a_new_value_rolls_engines_where_secrets_may_be_read(site_apart: Site) -
         def rolled() -> str:
             for role in ("prefill", "decode"):
                 assert template(api, listed, role) != before
-            return str(
-                template(api, listed, "decode")["metadata"]["annotations"][names.ANNOTATION_SECRETS + names.ROLLED]
-            )
+            return str(template(api, listed, "decode")["metadata"]["annotations"][names.ANNOTATION_SECRETS_ROLLED])
 
         mark = eventually(rolled, timeout_s=SEEN_S)
         for guess in (CANARY, f"{CANARY}-2"):

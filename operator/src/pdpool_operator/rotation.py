@@ -57,31 +57,38 @@ def stamped(desired: Desired, observed: Observed) -> Desired:
 def _stamped(child: Child, observed: Observed, seen: SecretsSeen) -> Child:
     if child.resource is not DEPLOYMENTS:
         return child
-    live = observed.children.get(child.key, {}).get("metadata", {}).get("annotations", {})
+    live = observed.children.get(child.key, {}).get("metadata", {})
     if child.role in names.ENGINE_ROLES:
-        return _marked(child, live, names.ANNOTATION_SECRETS, _digest(child, seen))
-    return _marked(child, live, names.ANNOTATION_ACCOUNT, _account(child, observed))
+        return _marked(child, live.get("annotations", {}), _digest(child, seen))
+    account = _account(child, live, observed)
+    return _with_pods(child, {names.ANNOTATION_ACCOUNT: account}) if account else child
 
 
-def _marked(child: Child, live: Json, mark: str, now: str) -> Child:
+def _marked(child: Child, live: Json, now: str) -> Child:
     """The Deployment with what was seen (empty: nothing was), and its pods with the last change that rolled them."""
-    before, rolled = live.get(mark, ""), live.get(mark + names.ROLLED, "")
+    before, rolled = live.get(names.ANNOTATION_SECRETS, ""), live.get(names.ANNOTATION_SECRETS_ROLLED, "")
     now = now or before
     if before and now != before and _key(now) == _key(before):
         rolled = now
-    marks = {mark: now, mark + names.ROLLED: rolled}
-    body = _annotated(child.body, {name: value for name, value in marks.items() if value})
-    if rolled:
-        template = _annotated(body["spec"]["template"], {mark + names.ROLLED: rolled})
-        body = {**body, "spec": {**body["spec"], "template": template}}
-    return replace(child, body=body)
+    marks = {names.ANNOTATION_SECRETS: now, names.ANNOTATION_SECRETS_ROLLED: rolled}
+    marked = replace(child, body=_annotated(child.body, {name: value for name, value in marks.items() if value}))
+    return _with_pods(marked, {names.ANNOTATION_SECRETS_ROLLED: rolled}) if rolled else marked
 
 
-def _account(child: Child, observed: Observed) -> str:
-    """Identity of the live ServiceAccount, where it is one of ours."""
+def _account(child: Child, live: Json, observed: Observed) -> str:
+    """Identity of the live ServiceAccount, where it is one of ours and younger than the Deployment.
+
+    The first account is made before the Deployment, so a younger one has taken its place.
+    """
     name = child.body["spec"]["template"]["spec"]["serviceAccountName"]
-    live = observed.children.get(ChildKey(SERVICE_ACCOUNTS.kind, name), {})
-    return str(live.get("metadata", {}).get("uid", ""))
+    account = observed.children.get(ChildKey(SERVICE_ACCOUNTS.kind, name), {}).get("metadata", {})
+    is_younger = account.get("creationTimestamp", "") > live.get("creationTimestamp", "9999")
+    return str(account["uid"]) if is_younger else ""
+
+
+def _with_pods(child: Child, marks: Json) -> Child:
+    template = _annotated(child.body["spec"]["template"], marks)
+    return replace(child, body={**child.body, "spec": {**child.body["spec"], "template": template}})
 
 
 def _digest(child: Child, seen: SecretsSeen) -> str:
@@ -97,7 +104,7 @@ def _digest(child: Child, seen: SecretsSeen) -> str:
 
 def _key(mark: str) -> str:
     """The id of the digest key; marks made with different keys say nothing about each other."""
-    return mark.partition(".")[0] if "." in mark else ""
+    return mark.partition(".")[0]
 
 
 def _annotated(holder: Json, marks: Json) -> Json:
