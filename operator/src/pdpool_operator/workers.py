@@ -142,9 +142,7 @@ class Workers:
             deadline_s = looked if looked is not None else retry_s
             await asyncio.sleep(GAP_S)
 
-    async def _look(
-        self, ref: PoolRef, writer: Writer, scaler: Scaler, monitor: Monitor, loads: Loads
-    ) -> float | None:
+    async def _look(self, ref: PoolRef, writer: Writer, scaler: Scaler, monitor: Monitor, loads: Loads) -> float | None:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
