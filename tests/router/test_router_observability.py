@@ -215,6 +215,20 @@ async def test_own_time_counts_neither_engines_nor_the_line(site: MakeSite) -> N
     assert await here.metric("e2e_seconds_sum") > 0.8
 
 
+async def test_an_answer_in_pieces_counts_once(site: MakeSite) -> None:
+    """An answer that comes byte by byte is one answer to every counter, and the same to the client."""
+    here = await site()
+    whole = (await here.complete()).json()
+    for leg, engine in (("prefill", here.p), ("decode", here.d)):
+        engine.add_rule(leg=leg, bytes_per_write=7, write_gap_s=0.001)
+    pieces = (await here.complete()).json()
+    assert pieces["choices"] == whole["choices"]
+    for name in ("overhead", "handoff", "e2e"):
+        assert await here.metric(f"{name}_seconds_count") == 2
+    assert await here.metric("requests_total", code="200") == 2
+    assert await here.metric("inflight") == 0
+
+
 async def test_time_to_first_token_is_of_streams(site: MakeSite) -> None:
     """Of an answer that comes whole nobody knows when its first token was made."""
     here = await site()

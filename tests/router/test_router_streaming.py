@@ -264,6 +264,40 @@ async def test_shutdown_waits_until_a_slow_client_has_its_answer(site: MakeSite)
     await asyncio.wait_for(draining, 5)
 
 
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+async def test_an_answer_too_big_to_hold_arrives_whole(framing: str) -> None:
+    """An answer of megabytes that is no stream is forwarded as it comes, to its end, however the engine frames it."""
+    big = json.dumps({"choices": [{"index": 0, "text": "x" * 6_000_000, "finish_reason": "stop"}]}).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+    if framing == "length":
+        wire = head + b"content-length: %d\r\n\r\n" % len(big) + big
+    else:
+        pieces = (big[start : start + 100_000] for start in range(0, len(big), 100_000))
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        wire = head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            if not (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /health "):
+                writer.write(wire)
+                await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    static = [{"role": "aggregated", "url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}]
+    try:
+        async with (
+            running(config(static)) as router,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}", timeout=20) as client,
+        ):
+            answer = await client.post("/v1/completions", json={"model": "tiny", "prompt": "p"})
+            assert answer.status_code == 200
+            assert answer.content == big
+            assert (await client.get("/v1/models")).status_code == 200
+    finally:
+        server.close()
+
+
 async def test_the_engines_own_caching_header_is_not_repeated(site: MakeSite) -> None:
     """Q73: a stream says once that it is not to be cached or buffered, whatever the engine says."""
     here = await site()

@@ -18,6 +18,8 @@ MAX_HEAD_BYTES: Final = 65_536
 _MAX_LINE_BYTES: Final = 4096
 _MAX_TRAILER_BYTES: Final = 16_384
 _MAX_SIZE_DIGITS: Final = 15
+SIZE_LINE_BYTES: Final = _MAX_SIZE_DIGITS + 2
+"""The line of a chunk's size, without extensions, is not longer."""
 _STATUS_DIGITS: Final = 3
 _FIRST_FINAL: Final = 200
 _BODYLESS: Final = (204, 304)  # RFC 9112, section 6.3
@@ -137,21 +139,6 @@ _DONE: Final = 4
 _LINE_END: Final = b"\r\n"
 
 
-def sole_chunk(wire: bytes) -> int:
-    """Where the payload begins if `wire`, read between two chunks, is exactly one whole chunk; else 0.
-
-    This is what nearly every read of a stream is, and it takes a fraction of what `Chunks.feed` does.
-
-    Raises:
-        FramingError: the bytes are not chunked coding.
-    """
-    start = wire.find(b"\n", 0, _MAX_SIZE_DIGITS + 2) + 1
-    if not start or not wire.endswith(_LINE_END):
-        return 0
-    size = _chunk_size(wire[: start - 1])
-    return start if size and start + size + 2 == len(wire) else 0
-
-
 class Chunks:
     """Follows one chunked body through any split of its bytes."""
 
@@ -220,7 +207,7 @@ class Chunks:
         if self._at == _TRAILER:
             self._trailer_line(line)
         else:
-            self._left = _chunk_size(line)
+            self._left = chunk_size(line)
             self._at = _PAYLOAD if self._left else _TRAILER
         return end + 1
 
@@ -241,8 +228,12 @@ def _bounded(line: bytes) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _chunk_size(line: bytes) -> int:
-    """Size told by a line `hex [;extension] CR`."""
+def chunk_size(line: bytes) -> int:
+    """Size told by a line `hex [;extension] CR`.
+
+    Raises:
+        FramingError: it is none.
+    """
     if line[-1:] != b"\r":
         raise FramingError("a bare line feed after a chunk's size")
     digits = line[:-1]

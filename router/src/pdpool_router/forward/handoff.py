@@ -127,6 +127,8 @@ class Journey(msgspec.Struct, eq=False):
     _prefill: Endpoint | None = None
     """Where that was."""
     _answering_body: bytes = b""
+    _head_came: bool = False
+    """The head of the answering leg's answer is there."""
     _kv_is_settled: bool = False
     """Decode pulled what prefill holds for it, or has told prefill that nobody will."""
     _stream: Stream | None = None
@@ -253,7 +255,7 @@ class Journey(msgspec.Struct, eq=False):
 
     def _send_answering(self, endpoint: Endpoint) -> None:
         forwarder, job = self._forwarder, self._job
-        self._kv_is_settled = False
+        self._kv_is_settled = self._head_came = False
         self._endpoint = endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
         now_s = monotonic()
@@ -316,7 +318,8 @@ class Journey(msgspec.Struct, eq=False):
             if self._prefilling:
                 self._prefill_answered(head, body, now_s)
             else:
-                self._note_answering(head)
+                if not self._head_came:  # else it was told before, and this is the end of its body
+                    self._note_answering(head)
                 self._answer_came(head, body)
         except EngineFault as fault:
             self.on_fault(fault)
@@ -382,12 +385,14 @@ class Journey(msgspec.Struct, eq=False):
 
     def _note_answering(self, head: Head) -> None:
         status = head.status
+        self._head_came = True
         # Of a request that it refuses decode tells prefill, which gives the KV up at once.
         self._kv_is_settled = status in (OK, BAD_REQUEST)
         if status < SERVER_ERROR:
             self._telemetry.overhead.observe(self._own_s)
-        if status == OK:
-            self._forwarder.endpoints.answers(self._giver, self._endpoint)
+        endpoints = self._forwarder.endpoints
+        if status == OK and not endpoints.calm:
+            endpoints.answers(self._giver, self._endpoint)
         if self._local_place is not None:
             self._local_place.release()  # its prompt is computed
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pdpool_api.engines.vllm import legs
 from pdpool_router.faults import EngineAborted, EngineFault, EngineReset, EngineStatus, Fault
-from pdpool_router.forward.framing import LAST_CHUNK, Framing, Head, chunk, sole_chunk
+from pdpool_router.forward.framing import LAST_CHUNK, SIZE_LINE_BYTES, Framing, Head, chunk, chunk_size
 from pdpool_router.forward.stream_text import FAILURE, MAX_LINE_BYTES, StreamText
 
 if TYPE_CHECKING:
@@ -124,14 +124,18 @@ class Stream:
         """Forwards a read that is one whole chunk with one event that goes on; False: it is something else.
 
         Such an event tells no end, no fault and no usage of the whole. It is searched from its end, where that
-        stands, and by a single byte: this runs for every token.
+        stands, and by a single byte, and all of it here: this runs for every token.
+
+        Raises:
+            FramingError: it is no chunk.
         """
-        start = sole_chunk(wire)
+        start = wire.find(b"\n", 0, SIZE_LINE_BYTES) + 1
         if (
             not start
-            or wire.rfind(b'"finish_reason":null', start) < 0
-            or wire.find(b"\n", start) != len(wire) - 4
             or not wire.endswith(b"\n\n\r\n")
+            or start + chunk_size(wire[: start - 1]) + 2 != len(wire)
+            or wire.find(b"\n", start) != len(wire) - 4
+            or wire.rfind(b'"finish_reason":null', start) < 0
         ):
             return False
         self.text.events += 1

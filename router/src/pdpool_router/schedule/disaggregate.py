@@ -38,12 +38,13 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
     if snapshot.aggregated:
         whole = not_failed(snapshot.aggregated, request)
         return Candidates(Way.NONE, whole) if whole else Unplaced.NO_ENDPOINT
-    decode = not_failed(snapshot.decode, request)
+    failed = request.failed
+    decode = not_failed(snapshot.decode, request) if failed else snapshot.decode
     if not decode:
         return Unplaced.NO_ENDPOINT
     if request.whole_reason:
         return Candidates(Way.NONE, decode, request.whole_reason)
-    prefill = not_failed(snapshot.prefill, request)
+    prefill = not_failed(snapshot.prefill, request) if failed else snapshot.prefill
     if prefill and not snapshot.one_revision:
         prefill = with_partner(prefill, decode)
     if prefill:
@@ -56,7 +57,7 @@ def candidates(request: Request, snapshot: Snapshot) -> Candidates | Unplaced:
 
 def partners(request: Request, snapshot: Snapshot) -> tuple[Endpoint, ...]:
     """Decode endpoints that may follow the prefill endpoint; may be empty."""
-    decode = not_failed(snapshot.decode, request)
+    decode = not_failed(snapshot.decode, request) if request.failed else snapshot.decode
     if snapshot.one_revision and request.revision is None:
         return decode
     return of_revision(decode, request.revision)

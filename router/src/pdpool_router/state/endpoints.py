@@ -38,7 +38,7 @@ class Endpoints:
         self._known: dict[str, Endpoint] = {}
         self._gone: list[Callable[[Endpoint], None]] = []
         self._snapshot: Snapshot | None = None
-        self._calm: Snapshot | None = None
+        self.calm: Snapshot | None = None
         """The present snapshot, as long as every endpoint is well."""
         self._health_version = (-1, -1)
         self._full: frozenset[str] = _NOBODY_FULL
@@ -52,7 +52,7 @@ class Endpoints:
         new = {endpoint.uid: endpoint for endpoint in endpoints}
         old, self._known = self._known, new
         self.listed = True
-        self._snapshot = self._calm = None
+        self._snapshot = self.calm = None
         for uid, endpoint in old.items():
             if uid not in new or new[uid].authority != endpoint.authority:
                 for callback in self._gone:
@@ -65,7 +65,7 @@ class Endpoints:
         """Sets what the configuration says about the fallback to decode."""
         self.max_local_prefills = max_local_prefills
         self.local_allowed = local_allowed
-        self._snapshot = self._calm = None
+        self._snapshot = self.calm = None
 
     def all(self) -> list[Endpoint]:
         """Every endpoint, the draining ones included."""
@@ -73,8 +73,8 @@ class Endpoints:
 
     def snapshot(self) -> Snapshot:
         """The endpoints that may be chosen, and their load."""
-        if self._calm is not None and not self.health.doubts and not self.givers.doubts:
-            return self._calm
+        if self.calm and not self.health.doubts and not self.givers.doubts:
+            return self.calm
         version = (self.health.version(), self.givers.version())
         full = _NOBODY_FULL
         if self.recovering:
@@ -84,7 +84,7 @@ class Endpoints:
             self._health_version = version
             self._full = full
             self._snapshot = self._build()
-        self._calm = None if self.health.doubts or self.givers.doubts else self._snapshot
+        self.calm = None if self.health.doubts or self.givers.doubts else self._snapshot
         return self._snapshot
 
     def usable(self, uid: str) -> bool:
@@ -106,9 +106,8 @@ class Endpoints:
 
     def answers(self, giver: Endpoint | None, taker: Endpoint) -> None:
         """Decode has begun to answer: whoever was on trial has passed it."""
-        if self.health.doubts:
-            self.health.answered(taker.uid)
-        if giver is not None and self.givers.doubts:
+        self.health.answered(taker.uid)
+        if giver is not None:
             self.givers.answered(giver.uid)
 
     def refused(self, giver: Endpoint, taker: Endpoint) -> None:
