@@ -342,9 +342,10 @@ def test_what_is_around_a_role_stays_as_long_as_its_pods(raw_pool: dict[str, Any
     leaving = {key for key in old if "-prefill" in key.name or "-decode" in key.name}
     assert {key.kind for key in leaving} == {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"}
     assert step.superseded == {key for key in leaving if key.kind == "Deployment"}
-    assert not step.delete
+    record = {key for key in step.delete if key.kind == "ControllerRevision"}
+    assert set(step.delete) == record
     empty = {key: {**each, "status": {"observedGeneration": 1}} for key, each in old.items()}
-    assert set(next_plan(observe(raw_pool, children=empty), IMAGES).delete) == leaving
+    assert set(next_plan(observe(raw_pool, children=empty), IMAGES).delete) == leaving | record
 
 
 def test_children_that_nobody_wants_go(raw_pool: dict[str, Any]) -> None:
@@ -430,3 +431,76 @@ def test_the_log_says_turns_of_conditions_only() -> None:
     fresh = {**ready, "type": "SpecValid"}
     assert turns(pool, {"conditions": [turned, fresh]}) == [turned, fresh]
     assert turns({}, {"conditions": [ready]}) == [ready]
+
+
+# --- a rollout that does not go on, and sizes that shrink -----------------------------------------------------------
+
+
+def _state(**state: Any) -> dict[str, Any]:
+    return {"name": "engine", "image": "vllm:bad", "ready": False, "started": False, "restartCount": 0, **state}
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        (_state(state={"waiting": {"reason": "ErrImagePull"}}), "ErrImagePull, ImagePullBackOff: vllm:bad"),
+        (_state(state={"waiting": {"reason": "ImagePullBackOff"}}), "ErrImagePull, ImagePullBackOff: vllm:bad"),
+        (_state(state={"waiting": {"reason": "InvalidImageName", "message": "bad"}}), "InvalidImageName: bad"),
+        (
+            _state(
+                restartCount=1,
+                state={"waiting": {"reason": "CrashLoopBackOff"}},
+                lastState={"terminated": {"reason": "Error", "exitCode": 2}},
+            ),
+            "CrashLoopBackOff: Error, exit code 2",
+        ),
+        (
+            _state(
+                restartCount=1,
+                state={"running": {}},
+                lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}},
+            ),
+            "CrashLoopBackOff: OOMKilled, exit code 137",
+        ),
+        (
+            _state(restartCount=2, state={"running": {}}, lastState={"terminated": {"reason": "Error", "exitCode": 1}}),
+            "CrashLoopBackOff: Error, exit code 1",
+        ),
+        (_state(restartCount=1, state={"running": {}}, lastState={"terminated": {"reason": "Error"}}), ""),
+        (_state(state={"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}), ""),
+        (_state(state={"running": {}}), ""),
+    ],
+    ids=repr,
+)
+def test_what_does_not_heal_stalls_a_rollout_at_once(
+    raw_pool: dict[str, Any], container: dict[str, Any], words: str
+) -> None:
+    """Images that cannot be pulled and containers that end again and again are told before any budget is over.
+
+    What heals by waiting (a slow start, one crash, an object that is still to come) is not.
+    """
+    revision = next_plan(observe(raw_pool), IMAGES).desired
+    assert revision is not None
+    bad = pod("decode", containerStatuses=[container])
+    bad["metadata"]["labels"][names.LABEL_REVISION] = revision.revision
+    found = conditions(said(raw_pool, bad, ready={"decode": 0}, conditions=[]))
+    assert (found["Progressing"]["reason"] == "RolloutStalled") is bool(words)
+    assert ("Stalled" in found) is bool(words)
+    assert f"decode {words}" in found["Progressing"]["message"] or not words
+    # A pool that had arrived is not rolling out: one of its pods broke.
+    later = conditions(said(raw_pool, bad, ready={"decode": 0}))
+    assert later["Progressing"]["reason"] != "RolloutStalled"
+
+
+def test_pods_that_leave_take_nothing_from_ready(raw_pool: dict[str, Any]) -> None:
+    """A role that is being made smaller has all it needs; that it is not done yet, Progressing says."""
+    found = conditions(said(raw_pool, replicas=3, updatedReplicas=3, readyReplicas=3, availableReplicas=3))
+    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("True", "Available")
+    assert (found["Progressing"]["status"], found["Progressing"]["reason"]) == ("True", "RollingOut")
+
+
+def test_zero_is_reached_when_the_last_pod_has_gone(raw_pool: dict[str, Any]) -> None:
+    """Wanted at zero and still leaving is not yet scaled to zero."""
+    raw_pool["spec"]["prefill"]["replicas"] = raw_pool["spec"]["decode"]["replicas"] = 0
+    found = conditions(said(raw_pool, replicas=1, updatedReplicas=1, readyReplicas=1, availableReplicas=1))
+    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", "RollingOut")

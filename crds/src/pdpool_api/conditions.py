@@ -68,7 +68,7 @@ class Reason(StrEnum):
     COMPLETE = "Complete"
     """Nothing is left to do for this generation."""
     ROLLOUT_STALLED = "RolloutStalled"
-    """New replicas do not become ready within their start budget; the rest of the old ones keeps serving."""
+    """New replicas fail, or do not become ready within their start budget; the rest of the old ones keeps serving."""
     # SpecValid, and Ready of a pool that is refused
     VALID = "Valid"
     """Every check passed."""

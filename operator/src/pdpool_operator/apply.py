@@ -15,13 +15,14 @@ from typing import Final
 
 import structlog
 
-from pdpool_operator import ownership, telemetry
+from pdpool_operator import build, ownership, telemetry
 from pdpool_operator.announcements import Announcer
 from pdpool_operator.kube import ApiError, ConflictError, Kube, NotFoundError, RejectedError
 from pdpool_operator.news import news
 from pdpool_operator.observe.cluster import Cluster, pool_owner
 from pdpool_operator.records import (
     CHILD_RESOURCES,
+    CONTROLLER_REVISIONS,
     DEPLOYMENTS,
     PODS,
     POOLS,
@@ -79,6 +80,19 @@ class Writer:
         deployments = [child for child in plan.apply if child.resource is DEPLOYMENTS]
         words = await asyncio.gather(*(self._refusal(observed, child) for child in deployments))
         return {child.key: said for child, said in zip(deployments, words, strict=True) if said}
+
+    async def accepted(self, observed: Observed) -> Json:
+        """The spec of the pool that was carried out last; empty: none was, or it cannot be read now."""
+        records = [live for key, live in observed.children.items() if key.kind == CONTROLLER_REVISIONS.kind]
+        if not records:
+            return {}
+        last = max(records, key=lambda live: (live["metadata"].get("creationTimestamp", ""), live["metadata"]["name"]))
+        try:
+            record = await self._kube.get(CONTROLLER_REVISIONS, observed.ref.namespace, last["metadata"]["name"])
+        except ApiError as fault:
+            _log.warning("accepted spec not read", pool=str(observed.ref), fault=str(fault))
+            return {}
+        return build.spec_of(record) if record is not None else {}
 
     async def _refusal(self, observed: Observed, child: Child) -> str:
         body, live = _body(child), observed.children.get(child.key)

@@ -45,7 +45,7 @@ def pool_rules() -> list[Json]:
         # Lets it set blockOwnerDeletion where admission checks that (OwnerReferencesPermissionEnforcement).
         _rule(names.GROUP, [f"{names.PLURAL}/finalizers"], ["update"]),
         _rule("", ["configmaps", "serviceaccounts", "services"], _OWN),
-        _rule("apps", ["deployments"], _OWN),
+        _rule("apps", ["controllerrevisions", "deployments"], _OWN),
         _rule(_RBAC, ["rolebindings", "roles"], _OWN),
         _rule("networking.k8s.io", ["networkpolicies"], _OWN),
         _rule("policy", ["poddisruptionbudgets"], _OWN),

@@ -44,7 +44,7 @@ def wanted(
         vllm.ArgumentError: an argument cannot be read.
     """
     chosen, decision = _decided(pool, images)
-    if found := plan.refusals(chosen.spec):
+    if found := plan.refusals(chosen.spec) or build.refusals(chosen):
         return found[0]
     told = sizes(chosen.spec)
     sized = chosen.spec.with_sizes({role: each.size for role, each in told.items()})

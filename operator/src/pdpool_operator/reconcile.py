@@ -1,7 +1,8 @@
 """One reconcile of one pool: the straight line from what is there to what is said.
 
     observe → plan (mode, fit) → sizes of the last tick → build.desired → rotation.stamped → rollout.next_step
-    (→ loads of leaving pods → the same again) → refusals → apply → status → one status write
+    (→ loads of leaving pods → the same again) → refusals (→ the same for the spec accepted last) → apply → status
+    → one status write
 
 Level-triggered: nothing asks what happened, everything asks what is. The pool's own task is the only caller.
 """
@@ -17,8 +18,17 @@ import structlog
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
-from pdpool_operator import intent, rollout, rotation, telemetry
-from pdpool_operator.records import Images, Observed, Outcome, Plan, PoolRef, Refusal, Surroundings
+from pdpool_operator import build, intent, rollout, rotation, telemetry
+from pdpool_operator.records import (
+    CONTROLLER_REVISIONS,
+    Images,
+    Observed,
+    Outcome,
+    Plan,
+    PoolRef,
+    Refusal,
+    Surroundings,
+)
 from pdpool_operator.status import status
 
 if TYPE_CHECKING:
@@ -70,33 +80,53 @@ async def reconcile(
     observed = cluster.observed(ref)
     if observed is None or observed.deleting:
         return None
-    observed = await secrets.seen(observed)
     now = datetime.now(UTC)
 
     def planned(seen: Observed) -> Plan:
         return next_plan(seen, images, operator_namespace, lambda spec: scaler.sizes(seen, spec), now_s=now.timestamp())
 
-    step = planned(observed)
-    if step.leaving:
-        observed = replace(observed, loads=await loads.read(observed, step.leaving))
-        step = planned(observed)
+    async def thought_out(seen: Observed) -> tuple[Observed, Plan]:
+        seen = await secrets.seen(seen)
+        step = planned(seen)
+        if step.leaving:
+            seen = replace(seen, loads=await loads.read(seen, step.leaving))
+            step = planned(seen)
+        if refused := await writer.refusals(seen, step):
+            words = "; ".join(f"{key}: {said}" for key, said in refused.items())
+            step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
+        return seen, step
+
+    observed, step = await thought_out(observed)
+    refusal = step.refusal or _incomplete(observed)
+    if refusal is not None and (accepted := await writer.accepted(observed)):
+        # What was accepted last goes on, in every respect, beside what is said of the edit.
+        seen, step = await thought_out(replace(observed, pool={**observed.pool, "spec": accepted}))
+        step = replace(step, refusal=refusal)
+        observed = replace(observed, secrets=seen.secrets, loads=seen.loads)
     if step.desired is not None:
         telemetry.tell_desired(ref, step.desired.replicas)
         assert step.desired.spec is not None
         step = replace(step, desired=replace(step.desired, health=monitor.verdicts(observed, step.desired.spec)))
-    refused = await writer.refusals(observed, step)
-    if refused:
-        words = "; ".join(f"{key}: {said}" for key, said in refused.items())
-        step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
     outcome = await writer.carry_out(observed, step)
     said = status(observed, step, outcome, now=now.strftime("%Y-%m-%dT%H:%M:%SZ"))
     reported = await writer.report(observed, said)
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
-    look_again_s = UNSEEN_S if outcome.conflicts or outcome.refused or refused else LOOK_AGAIN_S
+    is_held = outcome.conflicts or outcome.refused or step.refusal is not None
+    look_again_s = UNSEEN_S if is_held else LOOK_AGAIN_S
     if step.leaving:
         look_again_s = min(look_again_s, LEAVING_S)
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
+
+
+def _incomplete(observed: Observed) -> Refusal | None:
+    """Why an edit of a live pool is not begun yet: something that it refers to is known not to be there."""
+    missing = observed.secrets.missing if observed.secrets is not None else ()
+    records = [key for key in observed.children if key.kind == CONTROLLER_REVISIONS.kind]
+    mine = build.accepted_spec(InferencePool.parse(observed.pool), observed.pool["spec"]).key
+    if not missing or not records or mine in records:
+        return None
+    return Refusal(Reason.MISSING_REFERENCE, f"the edit waits, as {', '.join(missing)} is missing")
 
 
 def next_plan(
@@ -116,7 +146,9 @@ def next_plan(
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
-    return rollout.next_step(observed, rotation.stamped(desired, observed), now_s)
+    desired = rotation.stamped(desired, observed)
+    record = build.accepted_spec(pool, observed.pool["spec"])
+    return rollout.next_step(observed, replace(desired, children=(*desired.children, record)), now_s)
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

@@ -47,6 +47,7 @@ ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SERVICES: Final = Resource("", "v1", "services", "Service")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
+CONTROLLER_REVISIONS: Final = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
@@ -59,6 +60,7 @@ OPTIONAL_RESOURCES: Final = (HTTP_ROUTES, POD_MONITORS)
 """Kinds of children that a cluster may lack: other projects define them."""
 
 CHILD_RESOURCES: Final = (
+    CONTROLLER_REVISIONS,
     SERVICE_ACCOUNTS,
     ROLES,
     ROLE_BINDINGS,

@@ -30,6 +30,10 @@ _OURS: Final = frozenset(each.value for each in ConditionType)
 _STALLING: Final = frozenset({Reason.NAME_CONFLICT, Reason.ROLLOUT_STALLED})
 _MISSING: Final = ("CreateContainerConfigError", "FailedMount")
 _MAX_NAMED: Final = 5
+_UNPULLED: Final = ("ErrImagePull", "ImagePullBackOff")
+_REFUSED: Final = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError", "RunContainerError")
+_RESTARTS: Final = 2
+"""A container that ended so often without having started is not unlucky."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +128,14 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
     """Ready, Progressing, SpecValid, Advisory, and Stalled where nothing goes on by itself; in their fixed order."""
     ready, progressing = _verdicts(observed, plan, outcome)
     spec_valid = Verdict("True", Reason.VALID, plan.desired.unchecked if plan.desired is not None else "")
-    if plan.refusal is not None:
+    if plan.refusal is not None and plan.refusal.reason != Reason.MISSING_REFERENCE:
         spec_valid = Verdict("False", Reason(plan.refusal.reason), plan.refusal.message)
     said = {
         ConditionType.READY: ready,
         ConditionType.PROGRESSING: progressing,
         ConditionType.SPEC_VALID: spec_valid,
     }
-    if plan.desired is not None:
+    if plan.desired is not None and plan.refusal is None:
         said[ConditionType.ADVISORY] = _advisory(plan.desired.remarks)
     else:
         words = "not judged while the spec is refused"
@@ -139,7 +143,7 @@ def conditions(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) ->
     live = (observed.pool.get("status") or {}).get("conditions", ())
     result: tuple[Condition, ...] = tuple(Condition.model_validate(each) for each in live if each["type"] in _OURS)
     stops = (each for each in (ready, progressing) if each.reason in _STALLING)
-    stalled = spec_valid if plan.refusal is not None else next(stops, None)
+    stalled = spec_valid if spec_valid.status == "False" else next(stops, None)
     if plan.desired is not None and not plan.desired.sizes:
         result = without(result, ConditionType.SCALING_ACTIVE)
     elif plan.desired is not None and (scaling := active(plan.desired.sizes)) is not None:
@@ -256,8 +260,7 @@ def _unschedulable_count(observed: Observed, role: Role) -> int:
 
 def _verdicts(observed: Observed, plan: Plan, outcome: Outcome) -> tuple[Verdict, Verdict]:
     """Ready and Progressing."""
-    if plan.desired is None:
-        assert plan.refusal is not None
+    if plan.refusal is not None:
         refused = Verdict("False", Reason(plan.refusal.reason), plan.refusal.message)
         return refused, refused
     if outcome.conflicts:
@@ -275,19 +278,23 @@ def _verdicts(observed: Observed, plan: Plan, outcome: Outcome) -> tuple[Verdict
 def _rollout_verdicts(observed: Observed, plan: Plan, counts: Mapping[Role, Counts]) -> tuple[Verdict, Verdict]:
     engines: dict[Role, Counts] = {role: each for role, each in counts.items() if role is not Role.ROUTER}
     router = counts[Role.ROUTER]
-    if stalled := [f"{role}: {each.stalled}" for role, each in counts.items() if each.stalled]:
-        words = "; ".join([*stalled, *_pod_reasons(observed)])
+    overdue = [f"{role}: {each.stalled}" for role, each in counts.items() if each.stalled]
+    if overdue or _is_stuck(observed, plan, counts):
+        words = "; ".join([*(overdue or [_count_words(counts)]), *_pod_reasons(observed)])
         verdict = Verdict("False", Reason.ROLLOUT_STALLED, words)
         serving = not plan.superseded and all(_served(each) for each in engines.values()) and router.ready > 0
         return (_arrived(engines) if serving else verdict), verdict
     arrived = not plan.superseded and all(_updated(each) for each in counts.values())
+    surplus = any(each.replicas > each.desired for each in counts.values())
     short = [role for role, each in engines.items() if not _served(each)]
     complete = Verdict("False", Reason.COMPLETE, "")
     if arrived and not short and router.ready > 0:
-        return _arrived(engines), complete
+        leaving = Verdict("True", Reason.ROLLING_OUT, _count_words(counts))
+        return _arrived(engines), leaving if surplus else complete
     words = "; ".join([_count_words(counts), *_pod_reasons(observed)])
     missing = _missing(observed)
-    unschedulable = any(_unschedulable(pod) for pod in observed.pods)
+    # While pods leave, those that wait for their place are on their way.
+    unschedulable = any(_unschedulable(pod) for pod in observed.pods) and not any(map(_leaving, observed.pods))
     settled = arrived and all(each.complete for each in counts.values()) and not any(map(_starting, observed.pods))
     if missing:
         reason = Reason.MISSING_REFERENCE
@@ -307,7 +314,9 @@ def _arrived(engines: Mapping[Role, Counts]) -> Verdict:
 
 
 def _updated(counts: Counts) -> bool:
-    return counts.fresh and counts.updated == counts.desired and counts.replicas == counts.desired
+    """All of the present template, and enough; more of them are leaving, which takes nothing away."""
+    enough = counts.updated >= counts.desired if counts.desired else not counts.replicas
+    return counts.fresh and enough and counts.replicas == counts.updated
 
 
 def _served(counts: Counts) -> bool:
@@ -356,6 +365,50 @@ def _starting(pod: Json) -> bool:
     return not containers or any(not each.get("started") and not each.get("restartCount", 0) for each in containers)
 
 
+def _leaving(pod: Json) -> bool:
+    metadata = pod["metadata"]
+    return "deletionTimestamp" in metadata or names.ANNOTATION_DRAINING in (metadata.get("annotations") or {})
+
+
+def _is_stuck(observed: Observed, plan: Plan, counts: Mapping[Role, Counts]) -> bool:
+    """True when a pod of a rollout that is not complete fails in a way that does not heal by waiting."""
+    assert plan.desired is not None
+    for role, each in counts.items():
+        if each.complete and _updated(each) and not plan.superseded:
+            continue
+        revision = plan.desired.revision if role is not Role.ROUTER else None
+        pods = (pod for pod in _pods(observed, role) if revision in (None, _revision_of(pod)))
+        if any(_fault(pod) for pod in pods):
+            return True
+    return False
+
+
+def _revision_of(pod: Json) -> str:
+    return str(pod["metadata"].get("labels", {}).get(names.LABEL_REVISION, ""))
+
+
+def _fault(pod: Json) -> str:
+    """How a pod fails that only another spec, image or node mends; empty: it does not.
+
+    An image that cannot be pulled, a container that the node refuses, and one that ends again and again. The words
+    are the same through all states of a back-off: a pod that is started anew every minute would move them else.
+    """
+    if _condition(pod, "Ready").get("status") == "True":
+        return ""
+    for each in (*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())):
+        waiting = (each.get("state", {}).get("waiting") or {}).get("reason", "")
+        if waiting in _UNPULLED:
+            return f"ErrImagePull, ImagePullBackOff: {each.get('image', '')}"
+        if waiting in _REFUSED:
+            return f"{waiting}: {each['state']['waiting'].get('message', '')}"
+        ends = [each.get(state, {}).get("terminated") or {} for state in ("state", "lastState")]
+        ended = next((one for one in ends if one), {})
+        again = each.get("restartCount", 0) >= _RESTARTS and not each.get("started")
+        if waiting == "CrashLoopBackOff" or again or ended.get("reason") == "OOMKilled":
+            return f"CrashLoopBackOff: {ended.get('reason') or 'Error'}, exit code {ended.get('exitCode', 'unknown')}"
+    return ""
+
+
 def _waiting(pod: Json) -> list[Json]:
     states = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
     return [each["state"]["waiting"] for each in states if each.get("state", {}).get("waiting")]
@@ -381,6 +434,9 @@ def _pod_reasons(observed: Observed) -> list[str]:
     for pod in sorted(observed.pods, key=lambda each: each["metadata"]["name"]):
         if _unschedulable(pod):
             found[f"{_role_of(pod)} Unschedulable: {_condition(pod, 'PodScheduled').get('message', '')}"] = None
+        if fault := _fault(pod):
+            found[f"{_role_of(pod)} {fault}"] = None
+            continue
         for waiting in _waiting(pod):
             reason = waiting.get("reason", "")
             if reason in ("", "ContainerCreating", "PodInitializing"):

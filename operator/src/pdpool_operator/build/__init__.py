@@ -11,6 +11,7 @@ from pdpool_api import accelerators
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.names import Role
+from pdpool_operator.build.accepted_spec import accepted_spec, spec_of
 from pdpool_operator.build.disruption_budgets import disruption_budget
 from pdpool_operator.build.engine_deployment import engine_deployment
 from pdpool_operator.build.network_policies import engine_policy, openings, router_policy
@@ -113,3 +114,6 @@ def _missing(children: Iterable[Child]) -> list[Remark]:
         )
         for kind, resource in kinds.items()
     ]
+
+
+__all__ = ["accepted_spec", "desired", "refusals", "spec_of"]
