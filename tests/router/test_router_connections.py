@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pdpool_api.names import Role
 from pdpool_router.edge.connection import Connection
 from pdpool_router.faults import BodyTooLarge, EngineFault, Fault
+from pdpool_router.forward.call import Body, Call, Carrier
 from pdpool_router.forward.framing import chunk
 from pdpool_router.forward.transport import Transport
-from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
+from pdpool_router.forward.upstream import Upstream
 from pdpool_router.records import Endpoint
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from pdpool_router.forward.upstream import Call, Receiver
+    from pdpool_router.forward.call import Call, Receiver
     from pdpool_router.records import Endpoint
 
 PREFILLS: Final = 2

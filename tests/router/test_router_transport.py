@@ -13,14 +13,15 @@ import pytest
 from pdpool_api.names import Role
 from pdpool_router.faults import ConnectFailed, EngineFault, EngineReset
 from pdpool_router.forward import upstream as connections
+from pdpool_router.forward.call import Body, Call, Carrier
 from pdpool_router.forward.transport import Transport
-from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.records import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from pdpool_router.forward.framing import Head
+    from pdpool_router.forward.upstream import Upstream
 
     Engine = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pdpool_router.faults import ConnectFailed, EngineFault, EngineMalformed, EngineTimedOut
+from pdpool_router.forward.call import Body, Call, Carrier
 from pdpool_router.forward.choice import without
 from pdpool_router.forward.leg import BAD_REQUEST, OK, SERVER_ERROR, request_bytes, status_fault
-from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, Whole
 
 if TYPE_CHECKING:
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.handoff import Forwarder
     from pdpool_router.forward.relay import Sink
+    from pdpool_router.forward.upstream import Upstream
     from pdpool_router.records import Endpoint, Request
     from pdpool_router.state.inflight import Lease
 

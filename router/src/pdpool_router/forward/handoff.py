@@ -34,10 +34,10 @@ from pdpool_router.faults import (
     EngineTimedOut,
     NoEndpoint,
 )
+from pdpool_router.forward.call import Body, Call, Carrier
 from pdpool_router.forward.choice import unavailable, without
 from pdpool_router.forward.leg import BAD_REQUEST, OK, SERVER_ERROR, request_bytes, status_fault
 from pdpool_router.forward.relay import Large, Sink, Stream
-from pdpool_router.forward.upstream import Body, Call, Carrier, Upstream
 from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, MAX_HELD_BYTES, Whole
 from pdpool_router.records import Decision, Endpoint, Request, Unplaced, Way
 from pdpool_router.state.inflight import Lease
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pdpool_router.forward.choice import Choice
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.transport import Transport
+    from pdpool_router.forward.upstream import Upstream
     from pdpool_router.state.endpoints import Endpoints
 
 _log = structlog.get_logger("pdpool_router")

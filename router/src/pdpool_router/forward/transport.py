@@ -11,11 +11,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from pdpool_router.faults import ConnectFailed
-from pdpool_router.forward.upstream import Body, Call, Receiver, Shelf, Upstream
+from pdpool_router.forward.call import Body, Call, Receiver
+from pdpool_router.forward.upstream import Shelf, Upstream
 
 if TYPE_CHECKING:
+    from pdpool_router.forward.call import Carrier
     from pdpool_router.forward.framing import Head
-    from pdpool_router.forward.upstream import Carrier
     from pdpool_router.records import Endpoint
 
 IDLE_KEPT_S: Final = 30.0

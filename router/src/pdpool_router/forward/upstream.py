@@ -7,12 +7,11 @@ and not a stream: an answer's chunk costs one callback and no task switch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol, cast
-
-import msgspec
 
 from pdpool_router.faults import EngineMalformed, EngineReset, EngineTimedOut
 from pdpool_router.forward.framing import MAX_HEAD_BYTES, Chunks, Framing, FramingError, Head, parse_head
@@ -20,6 +19,7 @@ from pdpool_router.forward.framing import MAX_HEAD_BYTES, Chunks, Framing, Frami
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pdpool_router.forward.call import Body, Call, Receiver
     from pdpool_router.records import Endpoint
 
 MAX_IDLE_PER_ENDPOINT: Final = 256
@@ -32,60 +32,6 @@ _HEAD_END: Final = b"\r\n\r\n"
 _NEVER: Final = float("inf")
 # Only Linux can be told to acknowledge by and by.
 _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
-
-
-class Carrier(Protocol):
-    """What carries a request: a connection, or the making of one."""
-
-    def abandon_for(self, receiver: Receiver) -> None:
-        """Nobody wants the answer any more; without effect once the carrier serves another receiver."""
-
-
-class Body(Protocol):
-    """Takes the body of one answer."""
-
-    def on_body(self, wire: bytes, payload: bytes, now_s: float, *, last: bool) -> None:
-        """Some of the body: the bytes as they were read, and the same without chunked coding.
-
-        `last`: the body is whole with them (unknown, hence False, where the connection's end is the body's).
-        """
-
-    def on_end(self, now_s: float) -> None:
-        """The body is whole."""
-
-    def on_fault(self, fault: Exception) -> None:
-        """The body will not be whole: an `EngineFault`, or a defect of the router's own."""
-
-
-class Receiver(Protocol):
-    """Takes one answer; callbacks run inside the read, so they must be short."""
-
-    carrier: Carrier | None
-    """What carries the request; set by whoever does."""
-
-    def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
-        """The whole answer, when it came in one read with its length: nothing else is told of it.
-
-        A stream of events is told by its head, however it comes.
-        """
-
-    def on_head(self, head: Head, upstream: Upstream, now_s: float) -> Body:
-        """Status and headers are there; who takes the body."""
-
-    def on_fault(self, fault: Exception) -> None:
-        """There will be no answer: an `EngineFault`, or a defect of the router's own."""
-
-
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One request to be sent."""
-
-    request: bytes
-    receiver: Receiver
-    connect_s: float
-    total_s: float = 0
-    """Within which the answer must be whole; 0: any time."""
-    idle_s: float = 0
-    """The longest silence; 0: any."""
 
 
 class Shelf:
@@ -225,7 +171,8 @@ class Upstream(asyncio.Protocol):
     def expect_many(self) -> None:
         """Many small reads follow: let the kernel acknowledge every other one, instead of each with a packet."""
         if _TCP_QUICKACK is not None and self._socket is not None:
-            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 0)
+            with contextlib.suppress(OSError):  # it only saves work
+                self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 0)
 
     def pause(self) -> None:
         """Reads no more until `resume`: the client takes the answer more slowly than the engine makes it."""
@@ -296,7 +243,9 @@ class Upstream(asyncio.Protocol):
             told_whole_chunks = self.on_event is not None or self.was_at_chunk_boundary
             fault = EngineMalformed("The engine's answer is not valid HTTP.")
             self._fail(fault, abandon=True, told_whole_chunks=told_whole_chunks)
-        except Exception as defect:  # noqa: BLE001 - whose request it is shall hear of it, not the event loop
+        except Exception as defect:
+            if self._receiver is None:
+                raise  # nobody waits any more: the event loop tells it and closes the connection
             self._fail(defect, abandon=True)
 
     def eof_received(self) -> None:
