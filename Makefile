@@ -56,7 +56,7 @@ test-page: install ## The router's page in real Chromium (installs it, 120 MB; o
 
 .PHONY: test-engine-real
 test-engine-real: install ## The table of exchanges on real vLLM
-	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_standin_cli.py
+	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_standin_cli.py tests/engine/test_router_engines.py
 
 .PHONY: generate
 generate: install ## Write the CRD, the router file's schema, the chart's files and the install manifest from their sources

@@ -1,0 +1,195 @@
+"""The router between whole engines: two prefills, one decode, and an engine that does both to compare with.
+
+On stand-ins by default, on real vLLM with `--engine=real`: there the answers are a model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from e2e.engine import model
+from e2e.engine.real import EngineSet, RealEngine
+from e2e.engine.standin.process import StandinProcess
+from pdpool_api.router_config import from_mapping
+from pdpool_router.assembly import Router
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
+ASK: list[Any] = [{"role": "user", "content": "Tell me of the sea, the wind and the ships that sail on them, please."}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"type": "string", "enum": ["calm", "stormy"]}, "ship": {"type": "boolean"}},
+    "required": ["mood", "ship"],
+    "additionalProperties": False,
+}
+
+
+class Engines(NamedTuple):
+    prefill: list[RealEngine]
+    decode: RealEngine
+    whole: RealEngine
+    adapter: str
+    are_real: bool
+
+
+@pytest.fixture(scope="module")
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    real = request.config.getoption("--engine", default="standin") == "real"
+    kind = RealEngine if real else StandinProcess
+    env = {} if real else STANDIN
+    adapter: Path = model.folder() / "adapter" if real else tmp_path_factory.mktemp("adapter")
+    made = [kind(role, extra=EXTRA, env=env) for role in ("prefill", "prefill", "decode", "aggregated")]  # type: ignore[arg-type]
+    with EngineSet(made):
+        for engine in made:
+            load = {"lora_name": "ad", "lora_path": str(adapter)}
+            assert httpx.post(f"{engine.url}/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
+        yield Engines(made[:2], made[2], made[3], str(adapter), real)
+
+
+@contextlib.asynccontextmanager
+async def routed(engines: Engines) -> AsyncIterator[str]:
+    """The base URL of a router before the engines."""
+    static = [{"role": "prefill", "url": one.url} for one in engines.prefill]
+    static.append({"role": "decode", "url": engines.decode.url})
+    settings = {
+        "model": {"servedNames": ["tiny"], "adapters": ["ad"]},
+        "endpoints": {"static": static},
+    }
+    router = Router(from_mapping(settings), rng=random.Random(5))
+    await router.start("127.0.0.1", 0, 0)
+    try:
+        yield f"http://127.0.0.1:{router.port}"
+    finally:
+        await router.close()
+
+
+async def both(engines: Engines, path: str, **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answer of the two legs, and that of the engine that does both."""
+    asked = {"model": "tiny", "max_tokens": 48, "temperature": 0, "seed": 7, **body}
+    async with routed(engines) as base, httpx.AsyncClient(timeout=120) as client:
+        legs = await client.post(f"{base}{path}", json=asked)
+        whole = await client.post(f"{engines.whole.url}{path}", json=asked)
+    assert (legs.status_code, whole.status_code) == (200, 200), (legs.text, whole.text)
+    assert legs.headers["x-pdpool-prefill"] == "remote"
+    return legs.json(), whole.json()
+
+
+def said(answer: dict[str, Any]) -> Any:
+    """What was answered, without the ids that engines invent."""
+    (choice,) = answer["choices"]
+    message = choice.get("message") or {"text": choice.get("text")}
+    calls = [one["function"] for one in message.get("tool_calls") or ()]
+    return message.get("content"), message.get("text"), calls, choice["finish_reason"]
+
+
+async def test_an_adapter_is_on_both_legs(engines: Engines) -> None:
+    """The answer of two legs with a LoRA adapter is that of one engine with it; an unknown adapter is 404."""
+    legs, whole = await both(engines, "/v1/chat/completions", model="ad", messages=ASK)
+    assert said(legs) == said(whole)
+    async with routed(engines) as base, httpx.AsyncClient(timeout=60) as client:
+        listed = (await client.get(f"{base}/v1/models")).json()["data"]
+        assert [one["id"] for one in listed] == ["tiny", "ad"]
+        unknown = await client.post(f"{base}/v1/chat/completions", json={"model": "da", "messages": ASK})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        {"tools": [TOOL], "tool_choice": "auto"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "sea", "schema": SCHEMA}}},
+        {"logprobs": True, "top_logprobs": 2, "logit_bias": {"7": -100}},
+    ],
+    ids=["named tool", "tools", "schema", "logprobs"],
+)
+async def test_what_shapes_an_answer_shapes_that_of_two_legs(engines: Engines, more: dict[str, Any]) -> None:
+    """Tools, structured output and log probabilities: the same answer at temperature 0 as one engine's."""
+    legs, whole = await both(engines, "/v1/chat/completions", messages=ASK, **more)
+    assert said(legs) == said(whole)
+
+
+async def test_openais_client_cannot_tell(engines: Engines) -> None:
+    """Its streams, usage, cancellation and errors work as with one engine."""
+    async with routed(engines) as base:
+        client = AsyncOpenAI(base_url=f"{base}/v1", api_key="none", timeout=120, max_retries=0)
+        text = ""
+        usage = None
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=ASK,
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for event in stream:
+            usage = event.usage or usage
+            text += "".join(choice.delta.content or "" for choice in event.choices)
+        assert usage is not None
+        assert usage.completion_tokens == 24
+        whole = AsyncOpenAI(base_url=f"{engines.whole.url}/v1", api_key="none", timeout=120)
+        alone = await whole.chat.completions.create(model="tiny", messages=ASK, max_tokens=24, temperature=0)
+        assert text == alone.choices[0].message.content
+        cancelled = await client.chat.completions.create(model="tiny", messages=ASK, max_tokens=900, stream=True)
+        await anext(aiter(cancelled))
+        await cancelled.close()
+        short = await client.completions.create(model="tiny", prompt="and then", max_tokens=3)
+        assert short.usage is not None
+        await client.close()
+        await whole.close()
+
+
+@pytest.mark.ends_engine(0)
+async def test_a_prefill_that_is_killed_costs_no_request(engines: Engines) -> None:
+    """One of two prefills is killed while requests run: every answer is whole, streamed or not."""
+    async with routed(engines) as base, httpx.AsyncClient(base_url=base, timeout=120) as client:
+        done = 0
+
+        async def ask(number: int) -> None:
+            nonlocal done
+            stream = bool(number % 2)
+            body = {"model": "tiny", "prompt": f"story {number} of the sea", "max_tokens": 12, "stream": stream}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert not stream or answer.text.endswith("data: [DONE]\n\n")
+            done += 1
+
+        async def kill() -> None:
+            while done < 6:  # noqa: ASYNC110 - seen by the requests themselves
+                await asyncio.sleep(0.01)
+            process = engines.prefill[0].process
+            assert process is not None
+            process.kill()
+
+        gate = asyncio.Semaphore(4)
+
+        async def in_turn(number: int) -> None:
+            async with gate:
+                await ask(number)
+
+        await asyncio.gather(kill(), *(in_turn(number) for number in range(32)))
+        assert done == 32
