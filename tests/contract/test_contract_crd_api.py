@@ -272,7 +272,13 @@ def test_defaults_appear_and_only_they(pools: Cluster) -> None:
             "drainSeconds": 600,
             "template": {"hostNetwork": False},
             "service": {"type": "ClusterIP", "port": 80},
-            "routing": {"policy": "LeastLoaded", "onPrefillUnavailable": "Local"},
+            "routing": {
+                "policy": "KvAware",
+                "index": {"source": "Events", "maxBlocks": 2_000_000},
+                "localPrefill": {"maxUncachedTokens": 512, "minCachedRatio": 0.8},
+                "sessionHeader": "x-session-id",
+                "onPrefillUnavailable": "Local",
+            },
             "limits": {
                 "maxBodyBytes": 33_554_432,
                 "maxConcurrent": 4096,

@@ -104,7 +104,11 @@ async def site() -> AsyncIterator[Callable[..., Awaitable[Site]]]:
 
 
 def config(static: list[dict[str, Any]], **over: Any) -> RouterConfig:
-    return from_mapping({"model": {"servedNames": ["tiny"]}, "endpoints": {"static": static}, **over})
+    """Prompts of tests are short: they hop all the same, unless a test says otherwise."""
+    routing = {"localPrefill": {"maxUncachedTokens": 0}} | over.pop("routing", {})
+    return from_mapping(
+        {"model": {"servedNames": ["tiny"]}, "endpoints": {"static": static}, "routing": routing, **over}
+    )
 
 
 @contextlib.asynccontextmanager

@@ -283,3 +283,16 @@ def test_a_conversation_has_one_key_and_others_have_others() -> None:
     first = chat("be kind" * 200, "what is x?")
     assert chat("be kind" * 200, "what is x?", "it is y", "and z?").conversation == first.conversation
     assert chat("be kind" * 200, "what is y?").conversation != first.conversation
+
+
+def test_what_is_learned_before_the_first_event_is_not_lost() -> None:
+    """A fresh pool's first answers come before any event tells a block size; they count all the same."""
+    known = Prefixes(1000)
+    holder = known.told("p", 0)
+    text = words(random.Random(9), 200)
+    ids = chain(tokenised(text))
+    assert known.wants_ids(known.match(prompt(text)))
+    known.learn(prompt(text), ids)
+    store(known, holder, ids)
+    assert known.match(prompt(text)).cached == {"p": (ids.tokens - 1) // SIZE * SIZE}
+    assert not known.wants_ids(known.match(prompt(text)))

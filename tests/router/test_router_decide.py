@@ -44,6 +44,8 @@ SCORING = sorted(set(POLICIES) - {"RoundRobin"})
 class Known:
     """Knowledge that says what the test wants."""
 
+    version = 0
+
     def __init__(self, tokens: int, cached: dict[str, int]) -> None:
         self.found = Match(tokens, cached)
 
@@ -364,8 +366,9 @@ def test_an_explanation_adds_up() -> None:
 def test_first_guesses_are_those_of_the_role_and_the_hardware() -> None:
     """Until more is known; an endpoint of slower hardware begins slower."""
     loads = Loads()
-    loads.configure({Role.PREFILL: Guess(token_ms=0.5)})
-    loads.keep([endpoint("p0", Role.PREFILL), endpoint("p1", Role.PREFILL)], {"p1": 4.0})
+    loads.configure({Role.PREFILL: Guess(token_ms=0.5)}, {"l4": 4.0})
+    slow = msgspec.structs.replace(endpoint("p1", Role.PREFILL), hardware="l4")
+    loads.keep([endpoint("p0", Role.PREFILL), slow])
     assert loads.loads["p0"].token_ms == pytest.approx(0.5)
     assert loads.loads["p1"].token_ms == pytest.approx(2.0)
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 STREAM = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "stream": True}
 
+SPREAD = {"policy": "LeastLoaded"}
+"""Equal prompts go to all engines, as they would not where prefixes count."""
+
 
 def failure_of(answer: httpx.Response) -> tuple[int, str]:
     """Status and code of an error in OpenAI's shape."""
@@ -33,7 +36,7 @@ async def test_a_failed_prefill_is_tried_once_elsewhere(site: MakeSite, fault: d
 
     The client sees nothing of it.
     """
-    here = await site(prefill=2)
+    here = await site(prefill=2, routing=SPREAD)
     here.prefill[0].add_rule(leg="prefill", **fault)
     for _ in range(6):
         assert (await here.complete()).status_code == 200
@@ -163,7 +166,7 @@ async def test_a_decode_that_fails_before_its_first_byte_costs_another_pair(
 
     With new parameters.
     """
-    here = await site(prefill=2, decode=2)
+    here = await site(prefill=2, decode=2, routing=SPREAD)
     here.decode[0].add_rule(leg="decode", **fault)
     for _ in range(6):
         answer = await here.complete(stream=stream)
@@ -288,7 +291,7 @@ async def test_the_engines_own_error_event_passes_unchanged(site: MakeSite, toke
 
 async def test_the_engines_own_error_event_counts_against_it(site: MakeSite) -> None:
     """A decode engine that ends its streams with errors of its own is left out while another is there."""
-    here = await site(decode=2)
+    here = await site(decode=2, routing=SPREAD)
     bad, good = here.decode
     bad.add_rule(leg="decode", error_event=True, fault_after_tokens=2)
     good.set_pace(step_s=0.05)
@@ -302,7 +305,7 @@ async def test_the_engines_own_error_event_counts_against_it(site: MakeSite) -> 
 
 async def test_an_error_event_before_any_token_is_tried_elsewhere(site: MakeSite) -> None:
     """A stream that begins with the engine's own failure goes to another pair while there is one."""
-    here = await site(prefill=2, decode=2)
+    here = await site(prefill=2, decode=2, routing=SPREAD)
     here.decode[0].add_rule(leg="decode", error_event=True)
     for _ in range(6):
         answer = await here.client.post("/v1/completions", json=STREAM)

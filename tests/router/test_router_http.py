@@ -309,7 +309,9 @@ async def test_unknown_paths_and_tricks_reach_no_engine(site: MakeSite, path: st
     assert status_of(head) == 404
     assert json.loads(body)["error"]["code"] == "not_found"
     client.close()
-    assert all(one.path == "/health" for engine in here.engines for one in engine.requests)
+    own = {"/health", "/metrics", "/kv_event_sources"}
+    assert all(one.path in own for engine in here.engines for one in engine.requests if one.method == "GET")
+    assert all(one.method == "GET" for engine in here.engines for one in engine.requests)
 
 
 async def test_unknown_models_call_no_leg(site: MakeSite) -> None:

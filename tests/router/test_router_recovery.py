@@ -25,7 +25,7 @@ async def test_a_prefill_whose_kv_cannot_be_pulled_is_left_out(
     No client sees a failure; it leaves as a source, decode stays, and it is back once its KV can be pulled.
     """
     monkeypatch.setattr(health, "FIRST_PAUSE_S", 4.0)
-    here = await site(prefill=2, decode=decode)
+    here = await site(prefill=2, decode=decode, routing={"policy": "LeastLoaded"})
     poisoned = here.prefill[0]
     answer = (await here.client.post(f"{poisoned.url}/v1/completions", json=leg_one())).json()
     bad = answer["kv_transfer_params"]["remote_engine_id"]

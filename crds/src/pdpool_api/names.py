@@ -89,6 +89,7 @@ SHM_PATH: Final = "/dev/shm"  # noqa: S108 - the kernel's name for POSIX shared 
 # --- HTTP headers --------------------------------------------------------------------------------------------------
 HEADER_REQUEST_ID: Final = "x-request-id"
 HEADER_PREFILL: Final = "x-pdpool-prefill"
+HEADER_DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
 
 # --- metrics -------------------------------------------------------------------------------------------------------
 ROUTER_METRICS_PREFIX: Final = "pdpool_router_"

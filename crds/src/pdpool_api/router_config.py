@@ -16,6 +16,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from pdpool_api.hardware import profiles
 from pdpool_api.located_yaml import Located, LocatedError
 from pdpool_api.names import Role
 
@@ -31,6 +32,25 @@ def _engine_address(url: str) -> str:
     if not parts.hostname or parts.port == 0 or parts.netloc.endswith(":"):  # so does `port`, where it is no port
         raise ValueError("must be http://host:port")
     return url
+
+
+def _profile_name(name: str) -> str:
+    """The name, if a profile is shipped under it."""
+    if name and name not in profiles():
+        raise ValueError(f"no such hardware profile; there are {', '.join(sorted(profiles()))}")
+    return name
+
+
+def _zmq_address(address: str) -> str:
+    """The address, if it names a host and a port that exists."""
+    if address:
+        parts = urlsplit(address)
+        if parts.scheme != "tcp" or not parts.hostname or not parts.port or parts.path or "@" in parts.netloc:
+            raise ValueError("must be tcp://host:port")
+    return address
+
+
+ZmqAddress = Annotated[str, AfterValidator(_zmq_address)]
 
 
 class ConfigError(ValueError):
@@ -68,6 +88,18 @@ class StaticEndpoint(Section):
     """Only endpoints of one revision are paired; empty: one revision."""
     uid: str = ""
     """Identity of this life of the endpoint; empty: the address."""
+    hardware: Annotated[str, AfterValidator(_profile_name)] = ""
+    """Its hardware profile, for a first guess of its speed beside others; empty: like the others."""
+    kv_events: ZmqAddress = ""
+    """Where it publishes KV events, `tcp://host:port`; empty: it is asked, else the usual port of its host."""
+    kv_replay: ZmqAddress = ""
+    """Where it sends them again; empty: with `kvEvents` given, nowhere."""
+
+    @model_validator(mode="after")
+    def _replay_of_events(self) -> Self:
+        if self.kv_replay and not self.kv_events:
+            raise ValueError("kvReplay needs kvEvents")
+        return self
 
 
 class PodSource(Section):
@@ -92,12 +124,62 @@ class Endpoints(Section):
         return self
 
 
+class Index(Section):
+    """What the router knows of the engines' prefix caches."""
+
+    source: Literal["Events", "Approximate"] = "Events"
+    """From the engines' KV events, or guessed from what was sent where."""
+    max_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2_000_000
+    """Most blocks that are remembered, over all endpoints together."""
+
+
+class LocalPrefill(Section):
+    """When a prompt may be computed where it is decoded, without the hop to prefill."""
+
+    max_uncached_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 512
+    """At most so many of its tokens are not cached at the chosen decode engine; 0: always hop."""
+    min_cached_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Or so large a share of its tokens is."""
+
+
 class Routing(Section):
     """How a pair of engines is chosen."""
 
-    policy: Literal["LeastLoaded", "RoundRobin"] = "LeastLoaded"
+    policy: Literal["KvAware", "Prefix", "LeastLoaded", "RoundRobin"] = "KvAware"
+    index: Index = Index()
+    local_prefill: LocalPrefill = LocalPrefill()
+    session_header: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]*$", max_length=128, to_lower=True)
+    ] = "x-session-id"
+    """Client header that names a conversation; requests of one stay together while loads are equal. Empty: none."""
     on_prefill_unavailable: Literal["Local", "Fail"] = "Local"
     """No prefill can be had: decode computes the prompt itself, or 503."""
+
+
+class PrefillSpeed(Section):
+    """Of one prefill engine."""
+
+    tokens_per_second: Annotated[float, Field(ge=0, le=1e9)] = 0
+
+
+class DecodeSpeed(Section):
+    """Of one decode engine."""
+
+    step_milliseconds: Annotated[float, Field(ge=0, le=1e6)] = 0
+
+
+class TransferSpeed(Section):
+    """From one prefill engine to one decode engine."""
+
+    bytes_per_second: Annotated[float, Field(ge=0, le=1e15)] = 0
+
+
+class Speeds(Section):
+    """First guesses until the router has seen how fast its engines are; 0: unknown."""
+
+    prefill: PrefillSpeed = PrefillSpeed()
+    decode: DecodeSpeed = DecodeSpeed()
+    transfer: TransferSpeed = TransferSpeed()
 
 
 class Limits(Section):
@@ -175,6 +257,7 @@ class RouterConfig(Section):
 
     model: Model
     endpoints: Endpoints
+    speeds: Speeds = Speeds()
     routing: Routing = Routing()
     limits: Limits = Limits()
     auth: Auth = Auth()

@@ -82,11 +82,37 @@ class RouterHttpRoute(ApiModel):
     """Hosts that the route answers for. Default: those of the Gateway."""
 
 
+class Index(ApiModel):
+    """What a router knows of the engines' prefix caches."""
+
+    source: Literal["Events", "Approximate"] = "Events"
+    """From the engines' KV events, or guessed from what was sent where."""
+    max_blocks: Annotated[int, Field(ge=1, le=1_000_000_000, json_schema_extra={"format": "int32"})] = 2_000_000
+    """Most blocks that are remembered, over all engines together."""
+
+
+class LocalPrefill(ApiModel):
+    """When a prompt may be computed where it is decoded, without the hop to prefill."""
+
+    max_uncached_tokens: Annotated[int, Field(ge=0, le=10_000_000, json_schema_extra={"format": "int32"})] = 512
+    """At most so many of its tokens are not cached at the chosen decode engine. 0: always hop."""
+    min_cached_ratio: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Or so large a share of its tokens is."""
+
+
 class Routing(ApiModel):
     """How a pair of engines is chosen."""
 
-    policy: Literal["LeastLoaded", "RoundRobin"] = "LeastLoaded"
-    """How the best engine is found: by the router's own requests in flight, or each in turn."""
+    policy: Literal["KvAware", "Prefix", "LeastLoaded", "RoundRobin"] = "KvAware"
+    """How the best engine is found: by predicted time, by the longest cached prefix, by requests in flight, in turn."""
+    index: Index = Index()
+    """What is known of the engines' prefix caches."""
+    local_prefill: LocalPrefill = LocalPrefill()
+    """When the hop to prefill may be skipped."""
+    session_header: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]*$", max_length=128)] = (
+        "x-session-id"
+    )
+    """Client header that names a conversation. Requests of one stay together while loads are equal. Empty: none."""
     on_prefill_unavailable: Literal["Local", "Fail"] = "Local"
     """No prefill can be had: decode computes the prompt itself, or the answer is 503."""
 

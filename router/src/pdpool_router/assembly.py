@@ -17,12 +17,15 @@ import structlog
 from pdpool_router.edge import tls
 from pdpool_router.edge.access import Access
 from pdpool_router.edge.admin import Admin
+from pdpool_router.edge.explain import Explainer
 from pdpool_router.edge.news import EndpointNews
 from pdpool_router.edge.openai import Api
 from pdpool_router.edge.page import Page
 from pdpool_router.edge.server import Server
 from pdpool_router.edge.stack import Stack
 from pdpool_router.feeds import secret_files, static
+from pdpool_router.feeds.engine_metrics import EngineMetrics, interval_s
+from pdpool_router.feeds.kv_events import KvEvents
 from pdpool_router.feeds.probes import Prober
 from pdpool_router.flow.admission import Admission
 from pdpool_router.flow.saturation import spare_tokens
@@ -30,9 +33,10 @@ from pdpool_router.flow.wake import Wake
 from pdpool_router.forward.choice import Choice
 from pdpool_router.forward.handoff import Forwarder
 from pdpool_router.forward.transport import Transport
-from pdpool_router.records import Life
+from pdpool_router.records import Life, LocalPrefill
 from pdpool_router.schedule.policies import POLICIES
 from pdpool_router.state.endpoints import Endpoints
+from pdpool_router.state.guesses import guesses, slower
 from pdpool_router.state.inflight import Inflight
 from pdpool_router.telemetry import Telemetry
 from pdpool_router.ticker import Ticker
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 _DRAIN_POLL_S: Final = 0.05
 _LINGER_S: Final = 1.0
 """Longer than a request travels; after it a kept connection that says nothing is closed."""
+_SETTLE_S: Final = 1.0
 _log = structlog.get_logger("pdpool_router")
 
 
@@ -101,6 +106,8 @@ class Router:
         )
         self._secret_files = secret_files.SecretFiles(self._renew)
         self._secret_files.follow(config, files)
+        self.kv_events: Final = KvEvents(self.endpoints.prefixes, self.telemetry, self.transport)
+        self.endpoints.on_change(self._follow_events)
         page = Page(
             self.telemetry,
             self.endpoints,
@@ -108,12 +115,23 @@ class Router:
             models=lambda: self.config.model.served_names,
             ready=self._unready,
         )
-        self.admin: Final = Admin(self.telemetry, self.endpoints, page, ready=self._unready)
+        self.admin: Final = Admin(
+            self.telemetry,
+            self.endpoints,
+            page,
+            ready=self._unready,
+            kv_events=self.kv_events,
+            explain=Explainer(self._choice, lambda: self.config),
+        )
         self.server: Server
         self._ticker = Ticker()
         self._prober = Prober(self.endpoints, self.transport)
+        self._engine_metrics = EngineMetrics(
+            self.endpoints, self.endpoints.loads, self.transport, self.kv_events.engine_says
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._feeding: asyncio.Task[None] | None = None
+        self._settled_s = 0.0
         self.port = 0
         self.admin_port = 0
 
@@ -134,8 +152,13 @@ class Router:
         self._ticker.add(self._look_after_the_line)
         if self._access_log is not None:
             self._ticker.add(self._access_log.flush)
+        self._ticker.add(self._settle)
         self._ticker.start()
-        self._tasks = [loop.create_task(self._prober.run()), loop.create_task(self._secret_files.run())]
+        self._tasks = [
+            loop.create_task(self._prober.run()),
+            loop.create_task(self._secret_files.run()),
+            loop.create_task(self._engine_metrics.run()),
+        ]
         self.admin_port = await self.admin.listen(host, admin_port)
         self.port = await self.server.listen(host, port, tls=self._tls)
         _log.info("listening", host=host, port=self.port, admin_port=self.admin_port)
@@ -192,6 +215,7 @@ class Router:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._ticker.stop()
+        await self.kv_events.close()
         await self.server.close()
         self.transport.close()
         await self.admin.close()
@@ -211,8 +235,15 @@ class Router:
         self.endpoints.configure(
             max_local_prefills=config.limits.max_local_prefills,
             local_allowed=config.routing.on_prefill_unavailable == "Local",
+            local_prefill=LocalPrefill(
+                config.routing.local_prefill.max_uncached_tokens, config.routing.local_prefill.min_cached_ratio
+            ),
         )
+        self.endpoints.prefixes.configure(config.routing.index.max_blocks)
+        self.endpoints.loads.configure(guesses(config.speeds), slower(config))
         if old is not None and old.endpoints == config.endpoints:
+            if old.routing != config.routing:
+                self._follow_events(self.endpoints.all())
             return
         if self._feeding is not None:
             self._feeding.cancel()
@@ -237,6 +268,21 @@ class Router:
     def _take(self, endpoints: list[Endpoint]) -> None:
         self.endpoints.replace(endpoints)
         self._look_after_the_line()  # at once: whoever is held waits for exactly this
+
+    def _follow_events(self, endpoints: list[Endpoint]) -> None:
+        """Listens to KV events where the policy compares prefixes and the configuration wants events."""
+        reads = self._choice.policy.reads_prefixes
+        self.kv_events.follow(endpoints, listen=reads and self.config.routing.index.source == "Events")
+
+    def _settle(self) -> None:
+        """Now and then: what was learned counts, what is stale does not."""
+        self.endpoints.prefixes.sweep()
+        now_s = monotonic()
+        if now_s < self._settled_s + _SETTLE_S:
+            return
+        self._settled_s = now_s
+        self.endpoints.loads.settle(now_s, interval_s(len(self.endpoints.loads.loads)))
+        self.kv_events.tick()
 
     def _set_life(self, life: Life) -> None:
         self._life = life

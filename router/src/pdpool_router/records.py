@@ -89,12 +89,19 @@ class Match(msgspec.Struct, frozen=True):
     """Counted on token ids, not estimated from text."""
     ranks: Mapping[str, int] = {}
     """uid → the data-parallel rank that holds it, where an endpoint has several."""
+    version: int = 0
+    """Of the knowledge that it was found in."""
     known: bool = False
     """All of the prompt's text was seen before, so that its ids would teach nothing."""
 
 
 class Knowledge(Protocol):
     """What is known of prefixes (`kv.knowledge.Prefixes`)."""
+
+    @property
+    def version(self) -> int:
+        """Another number whenever a match may be another."""
+        ...
 
     def match(self, prompt: Prompt) -> Match:
         """How much of a prompt each endpoint holds, from its text (or its own ids)."""

@@ -116,6 +116,17 @@ class Telemetry:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.prefix_query_tokens = 0
+        """Prompt tokens that were looked up."""
+        self.prefix_hit_tokens = 0
+        """Those that the chosen endpoint was believed to hold."""
+        self.predicted_cached_tokens = 0
+        """Predicted for prompts of which the engine told how many were cached."""
+        self.actual_cached_tokens = 0
+        """What the engines told of those."""
+        self.prediction_error = Histogram(_TOKEN_S)
+        """Predicted against real time of a leg until its engine answered, without sign."""
+        self.kv_event_gaps = 0
 
     def settle(self) -> None:
         """Counts what histograms noted; called by the ticker."""

@@ -5,7 +5,7 @@ Boundary: it reads; nothing here is on the path of a request, hence a library's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -19,16 +19,21 @@ from pdpool_router.edge.page import STATES, Page, described, state_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from pdpool_router.edge.explain import Explainer
+    from pdpool_router.feeds.kv_events import KvEvents
     from pdpool_router.state.endpoints import Endpoints
     from pdpool_router.telemetry import Histogram, Telemetry
+
+_MAX_ASKED_BYTES: Final = 33_554_432
 
 
 class Metrics(Collector):
     """The router's counters as metric families, made at scrape time."""
 
-    def __init__(self, telemetry: Telemetry, endpoints: Endpoints) -> None:
+    def __init__(self, telemetry: Telemetry, endpoints: Endpoints, kv_events: KvEvents) -> None:
         self._telemetry = telemetry
         self._endpoints = endpoints
+        self._kv_events = kv_events
 
     def collect(self) -> Iterable[Metric]:
         """Every family."""
@@ -70,7 +75,9 @@ class Metrics(Collector):
         yield _histogram("handoff_seconds", "The prefill leg.", t.handoff)
         yield self._queued()
         yield self._inflight()
+        yield from self._unstarted()
         yield self._states()
+        yield from self._prefixes()
 
     def _queued(self) -> Metric:
         family = GaugeMetricFamily(
@@ -92,6 +99,62 @@ class Metrics(Collector):
                 (endpoint.name, endpoint.role.value), self._endpoints.inflight.requests.get(endpoint.uid, 0)
             )
         return family
+
+    def _unstarted(self) -> Iterable[Metric]:
+        legs = GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}unstarted",
+            "Requests that an endpoint has not begun to answer, by endpoint.",
+            labels=("endpoint", "role"),
+        )
+        tokens = GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}unstarted_prompt_tokens",
+            "Their prompt tokens that are still to be computed, as estimated, by endpoint.",
+            labels=("endpoint", "role"),
+        )
+        for endpoint in self._endpoints.all():
+            load = self._endpoints.loads.loads.get(endpoint.uid)
+            labels = (endpoint.name, endpoint.role.value)
+            legs.add_metric(labels, load.unstarted if load is not None else 0)
+            tokens.add_metric(labels, load.unstarted_tokens if load is not None else 0)
+        yield legs
+        yield tokens
+
+    def _prefixes(self) -> Iterable[Metric]:
+        t, known = self._telemetry, self._endpoints.prefixes
+        for name, text, value in (
+            ("prefix_query_tokens", "Prompt tokens that were looked up.", t.prefix_query_tokens),
+            ("prefix_hit_tokens", "Those that the chosen endpoint was believed to hold.", t.prefix_hit_tokens),
+            ("predicted_cached_tokens", "Predicted, where the engine told the truth.", t.predicted_cached_tokens),
+            ("actual_cached_tokens", "What engines told of those.", t.actual_cached_tokens),
+            ("kv_event_gaps", "Times that KV events were missed.", t.kv_event_gaps),
+            (
+                "kv_index_evictions",
+                "Blocks forgotten because of the bound.",
+                known.blocks.evictions + known.guesses.evictions,
+            ),
+        ):
+            yield _counter(name, text, (), {(): value})
+        yield _histogram(
+            "prediction_error_seconds", "Predicted against real time of a prefill, without sign.", t.prediction_error
+        )
+        blocks = GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}kv_index_blocks",
+            "Blocks that an endpoint is believed to hold; where that is guessed, pieces of text.",
+            labels=("endpoint",),
+        )
+        for endpoint in self._endpoints.all():
+            blocks.add_metric((endpoint.name,), known.blocks_of(endpoint.uid))
+        yield blocks
+        yield GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}kv_events_missing",
+            "Endpoints whose KV events should come and do not.",
+            value=len(self._kv_events.missing()),
+        )
+        yield GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}index_approximate",
+            "1 while what some endpoint holds is guessed from what was sent there.",
+            value=float(bool(known.guessed)),
+        )
 
     def _states(self) -> Metric:
         family = GaugeMetricFamily(
@@ -124,18 +187,29 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 class Admin:
     """The admin port's server."""
 
-    def __init__(self, telemetry: Telemetry, endpoints: Endpoints, page: Page, *, ready: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        endpoints: Endpoints,
+        page: Page,
+        *,
+        ready: Callable[[], str],
+        kv_events: KvEvents,
+        explain: Explainer,
+    ) -> None:
         """`ready` tells why the router is not ready; empty: it is."""
         self._endpoints = endpoints
         self._page = page
         self._ready = ready
+        self._kv_events = kv_events
+        self._explainer = explain
         self._registry = CollectorRegistry()
-        self._registry.register(Metrics(telemetry, endpoints))
+        self._registry.register(Metrics(telemetry, endpoints, kv_events))
         self._runner: web.AppRunner | None = None
 
     async def listen(self, host: str, port: int) -> int:
         """Opens the port; the number that was opened (`port` 0: any)."""
-        app = web.Application()
+        app = web.Application(client_max_size=_MAX_ASKED_BYTES)
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),
@@ -143,6 +217,7 @@ class Admin:
                 web.get("/readyz", self._readyz),
                 web.get("/debug/snapshot", self._snapshot),
                 *self._page.routes(),
+                web.post("/debug/decide", self._decide),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -171,11 +246,29 @@ class Admin:
         reason = self._ready()
         return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
 
+    async def _decide(self, request: web.Request) -> web.Response:
+        try:
+            return web.json_response(self._explainer.explain(await request.read(), request.query.get("route", "")))
+        except ValueError as fault:
+            return web.json_response({"error": str(fault)}, status=400)
+
     async def _snapshot(self, request: web.Request) -> web.Response:
         del request
+        known = self._endpoints.prefixes
+        missing = {endpoint.uid for endpoint in self._kv_events.missing()}
         return web.json_response(
             {
                 "listed": self._endpoints.listed,
-                "endpoints": [described(each, self._endpoints) for each in self._endpoints.all()],
+                "index": {
+                    "blocks": known.blocks.size,
+                    "maxBlocks": known.blocks.max_blocks,
+                    "blockTokens": known.block_sizes,
+                    "texts": known.texts,
+                    "bytesPerToken": round(known.bytes_per_token, 3),
+                },
+                "endpoints": [
+                    {**described(each, self._endpoints), "eventsMissing": each.uid in missing}
+                    for each in self._endpoints.all()
+                ],
             }
         )

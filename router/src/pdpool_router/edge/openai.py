@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from pdpool_api.engines.vllm import legs
+from pdpool_api.engines.vllm.prompts import prompt_text
 from pdpool_api.names import HEADER_REQUEST_ID
 from pdpool_router.edge.access import own_salt
 from pdpool_router.faults import (
@@ -29,6 +30,7 @@ from pdpool_router.faults import (
 from pdpool_router.flow.admission import Share
 from pdpool_router.forward.errand import Errand
 from pdpool_router.forward.handoff import Forwarder, Job, Journey
+from pdpool_router.kv.knowledge import prompt_of, session_key
 from pdpool_router.records import Request, Unplaced
 from pdpool_router.schedule.disaggregate import candidates
 
@@ -134,6 +136,8 @@ class Api:
         self._max_body_bytes = config.limits.max_body_bytes
         self._primary = config.model.served_names[0]
         self._access = access
+        self._adapters = frozenset(config.model.adapters)
+        self._session_header = config.routing.session_header.encode()
         self._forwarded = _ALWAYS_FORWARDED + tuple(
             name
             for name in (text.encode() for text in config.forward_headers)
@@ -224,8 +228,10 @@ class Api:
         body, model = self._read(exchange, client)
         if client.salt:
             body = _salted(body, client.salt)
-        whole = legs.one_engine_reason(body.fields)
-        job = Job(route, body, self._head_lines(exchange), Request(model, len(body.raw), whole_reason=whole or ""))
+        request = asked(body, route, model, adapters=self._adapters, keys=self._forwarder.choice.policy.reads_prefixes)
+        if self._session_header and self._session_header in exchange.headers:
+            request = msgspec.structs.replace(request, session=session_key(exchange.headers[self._session_header]))
+        job = Job(route, body, self._head_lines(exchange), request)
         self._admit(exchange, self._forwarder.journey(job, exchange), client, len(body.raw))
 
     def _pass_on(self, exchange: Exchange) -> None:
@@ -273,6 +279,17 @@ class Api:
             if name in headers:
                 lines += b"%b: %b\r\n" % (name, headers[name])
         return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (lines, exchange.engine_id)
+
+
+def asked(body: legs.Body, route: legs.Route, model: str, *, adapters: frozenset[str], keys: bool) -> Request:
+    """What a choice may depend on; `keys`: the policy compares prefixes."""
+    whole = legs.one_engine_reason(body.fields) or ""
+    prompt = None
+    if keys:
+        text = prompt_text(body.fields, route)
+        if text is not None:
+            prompt = prompt_of(text, model if model in adapters else "")
+    return Request(model, len(body.raw), whole_reason=whole, prompt=prompt)
 
 
 def _shares(config: RouterConfig) -> dict[str, Share]:

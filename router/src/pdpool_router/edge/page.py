@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from pdpool_router.forward.choice import Recent
-    from pdpool_router.records import Endpoint
+    from pdpool_router.records import Endpoint, Load
     from pdpool_router.state.endpoints import Endpoints
     from pdpool_router.telemetry import Telemetry
 
@@ -86,6 +86,20 @@ def described(endpoint: Endpoint, endpoints: Endpoints) -> dict[str, Any]:
         "unstarted": known.unstarted if known is not None else None,
         "others": known.others if known is not None and known.reported else None,
         "waitMs": known.wait_ms if known is not None else None,
+        "unstartedPromptTokens": known.unstarted_tokens if known is not None else None,
+        "speeds": _speeds(known) if known is not None else None,
+        "blocks": endpoints.prefixes.blocks_of(endpoint.uid),
+        "blocksFrom": "decisions" if endpoint.uid in endpoints.prefixes.guessed else "events",
+    }
+
+
+def _speeds(load: Load) -> dict[str, float]:
+    """What was learned of an endpoint, or is guessed until then."""
+    return {
+        "fixedMilliseconds": round(load.fixed_ms, 3),
+        "promptTokensPerSecond": round(1000 / load.token_ms, 1),
+        "stepMilliseconds": round(load.step_ms, 3),
+        "pulledTokensPerSecond": round(1000 / load.pull_ms, 1),
     }
 
 

@@ -33,4 +33,7 @@ def _endpoint(entry: StaticEndpoint) -> Endpoint:
         host=url.hostname,
         port=port,
         revision=entry.revision,
+        hardware=entry.hardware,
+        kv_events=entry.kv_events,
+        kv_replay=entry.kv_replay,
     )

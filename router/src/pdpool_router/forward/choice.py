@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from pdpool_router.faults import NoEndpoint, NoPrefill, Saturated, Unavailable
-from pdpool_router.records import Decision, Endpoint, Request, Snapshot, Unplaced, Way
+from pdpool_router.records import Decision, Endpoint, Match, Request, Snapshot, TokenKeys, Unplaced, Way
 
 if TYPE_CHECKING:
     import random
@@ -62,16 +62,32 @@ class Choice:
         self.recent.append((now_s, "way", found))
         return found
 
-    def place(self, request: Request, revision: str) -> Endpoint | None:
-        """A decode endpoint after a prefill of that revision; None: there is none."""
+    def place(
+        self, request: Request, revision: str, ids: TokenKeys | None = None, match: Match | None = None
+    ) -> Decision | None:
+        """A decode endpoint after a prefill of that revision; None: there is none.
+
+        `ids`: the prompt's token ids, where the prefill told them; else `match`: what was known when it was chosen.
+        """
         snapshot = self._endpoints.snapshot()
         # What is now the only revision need not be that of a prefill which was asked before the change.
         if not (snapshot.one_revision and snapshot.decode and snapshot.decode[0].revision == revision):
             request = msgspec.structs.replace(request, revision=revision)
         now_s = monotonic()
-        placed = self.policy.place(request, None, snapshot, now_s, self._rng)
+        placed = self.policy.place(request, ids, snapshot, now_s, self._rng, match=match)
         self.recent.append((now_s, "decode", placed))
-        return placed.endpoint if placed is not None else None
+        return placed
+
+    def explain(self, request: Request) -> dict[str, Any]:
+        """What would be chosen now, and why."""
+        snapshot = self._endpoints.snapshot()
+        now_s = monotonic()
+        found = self.policy.plan(request, snapshot, now_s, self._rng)
+        told = self.policy.explain(request, snapshot, now_s)
+        if isinstance(found, Decision):
+            told["chosen"] = {"way": found.way.value, "endpoint": found.endpoint.name, "reason": found.reason}
+            told["predictedMilliseconds"] = round(found.predicted_ms, 3)
+        return told
 
     def another_pair(
         self, request: Request, prefill: Endpoint | None, decode: Endpoint

@@ -36,11 +36,13 @@ from pdpool_router.faults import (
 )
 from pdpool_router.forward.call import Body, Call, Carrier
 from pdpool_router.forward.choice import unavailable, without
-from pdpool_router.forward.leg import BAD_REQUEST, OK, SERVER_ERROR, request_bytes, status_fault
+from pdpool_router.forward.leg import BAD_REQUEST, OK, SERVER_ERROR, rank_line, request_bytes, status_fault
 from pdpool_router.forward.relay import Large, Sink, Stream
 from pdpool_router.forward.whole import MAX_COLLECTED_BYTES, MAX_HELD_BYTES, Whole
+from pdpool_router.kv.blocks import TokenChain, packed
 from pdpool_router.records import Decision, Endpoint, Request, Unplaced, Way
 from pdpool_router.state.inflight import Lease
+from pdpool_router.state.loads import Work
 from pdpool_router.telemetry import Telemetry
 from pdpool_router.trail import Trail
 
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from pdpool_router.forward.upstream import Upstream
     from pdpool_router.state.endpoints import Endpoints
 
+_ENOUGH_EVENTS: Final = 3
+"""Of a stream, to tell how far apart its tokens come."""
 _log = structlog.get_logger("pdpool_router")
 
 
@@ -68,6 +72,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 # The members of an enumeration are found through its metaclass: by a call.
 _REMOTE: Final = Way.REMOTE
 _NOWHERE: Final = Endpoint(uid="", name="", role=Role.DECODE, host="", port=0)
+_UNDECIDED: Final = Decision(Way.NONE, _NOWHERE)
 
 
 class Forwarder:
@@ -80,6 +85,8 @@ class Forwarder:
         self.inflight: Final = endpoints.inflight
         self.health: Final = endpoints.health
         self.endpoints: Final = endpoints
+        self.loads: Final = endpoints.loads
+        self.prefixes: Final = endpoints.prefixes
         self.choice: Final = choice
         self.telemetry: Final = telemetry
         self.configure(config)
@@ -113,6 +120,16 @@ class Journey(msgspec.Struct, eq=False):
     """What carries the present leg."""
     _endpoint: Endpoint = _NOWHERE
     """Where the present leg goes."""
+    _decision: Decision = _UNDECIDED
+    """Why it goes there."""
+    _work: Work | None = None
+    """What it makes that endpoint do."""
+    _asked_ids: bool = False
+    """The prefill leg asks for the ids of the prompt's tokens."""
+    _ids: TokenChain | None = None
+    """Those ids."""
+    _told: tuple[str, ...] = ()
+    """The uids of endpoints that prefixes were told of as getting this prompt."""
     _lease: Lease | None = None
     """The present leg's place at its endpoint."""
     _prefilling: bool = False
@@ -153,24 +170,40 @@ class Journey(msgspec.Struct, eq=False):
         self._let_go()
 
     def _take(self, decision: Decision) -> None:
+        telemetry = self._telemetry
+        telemetry.prefix_query_tokens += decision.prompt_tokens
+        telemetry.prefix_hit_tokens += decision.cached_tokens
         if decision.way is _REMOTE:
-            self._send_prefill(decision.endpoint)
+            self._send_prefill(decision)
         else:
             self._send_alone(decision)
 
+    def _tell_prefixes(self, uid: str) -> None:
+        """An endpoint is about to hold this prompt."""
+        prompt = self._request.prompt
+        if prompt is not None and uid not in self._told:
+            self._told += (uid,)
+            self._forwarder.prefixes.begin(prompt, uid)
+
     # --- the prefill leg -----------------------------------------------------------------------------------------
-    def _send_prefill(self, endpoint: Endpoint) -> None:
+    def _send_prefill(self, decision: Decision) -> None:
         forwarder, job = self._forwarder, self._job
-        body = legs.prefill_body(job.body.fields, job.route)
+        self._decision = decision
+        match = decision.match
+        self._asked_ids = match is not None and job.route in legs.TELLS_IDS and forwarder.prefixes.wants_ids(match)
+        body = legs.prefill_body(job.body.fields, job.route, want_token_ids=self._asked_ids)
         self._sink.prefill = _REMOTE
         self._prefilling = True
-        self._endpoint = endpoint
+        self._endpoint = endpoint = decision.endpoint
+        self._work = forwarder.loads.begin(endpoint, decision.uncached_tokens)
+        self._tell_prefixes(endpoint.uid)
         self._lease = forwarder.inflight.reserve(endpoint)
         self._started_s = now_s = monotonic()
         self._own_s += now_s - self._ready_s
         if self._trail is not None:
             self._trail.sent("prefill", endpoint.name, now_s)
-        request = request_bytes(endpoint, job.route.path_bytes, job.head, body)
+        head = job.head if decision.rank is None else job.head + rank_line(decision.rank)
+        request = request_bytes(endpoint, job.route.path_bytes, head, body)
         forwarder.transport.send(endpoint, Call(request, self, forwarder.connect_s, forwarder.prefill_s))
 
     def _prefill_answered(self, head: Head, body: bytes, now_s: float) -> None:
@@ -191,8 +224,9 @@ class Journey(msgspec.Struct, eq=False):
             handoff = legs.handoff(body)
         except legs.HandoffError as fault:
             raise EngineMalformed("The prefill engine's answer is not valid.") from fault
-        self._release()
         endpoint = self._endpoint
+        self._learn(handoff, now_s)
+        self._release()
         self._forwarder.health.succeeded(endpoint.uid)
         self._telemetry.handoff.observe(now_s - self._started_s)
         if self._trail is not None:
@@ -206,6 +240,28 @@ class Journey(msgspec.Struct, eq=False):
         self._answering_body = legs.decode_body(self._job.body, handoff.params)
         self._ready_s = now_s
         self._send_decode()
+
+    def _learn(self, handoff: legs.Handoff, now_s: float) -> None:
+        """What a prefill answer teaches: how long it took, how much was cached, which tokens the prompt became."""
+        forwarder, telemetry, decision = self._forwarder, self._telemetry, self._decision
+        tokens = handoff.prompt_tokens
+        if not tokens or self._work is None:
+            return
+        took_s = now_s - self._started_s
+        forwarder.loads.computed(self._endpoint, self._work, max(0, tokens - handoff.cached_tokens), took_s * 1000)
+        if decision.predicted_ms:
+            telemetry.prediction_error.observe(abs(took_s - decision.predicted_ms / 1000))
+        prompt = self._request.prompt
+        if prompt is None or decision.match is None:
+            return
+        telemetry.predicted_cached_tokens += decision.cached_tokens
+        telemetry.actual_cached_tokens += handoff.cached_tokens
+        forwarder.prefixes.count(prompt, tokens)
+        if self._asked_ids:
+            ids = packed(legs.prompt_ids(handoff) or ())
+            if ids:
+                self._ids = chain = TokenChain(ids, adapter=prompt.adapter, salt=prompt.salt)
+                forwarder.prefixes.learn(prompt, chain)
 
     def _prefill_failed(self, fault: EngineFault) -> None:
         """Once elsewhere, or what the configured fallback says."""
@@ -229,11 +285,11 @@ class Journey(msgspec.Struct, eq=False):
     def _send_decode(self) -> None:
         """The second of two legs."""
         assert self._prefill is not None
-        endpoint = self._forwarder.choice.place(self._request, self._prefill.revision)
-        if endpoint is None:
+        placed = self._forwarder.choice.place(self._request, self._prefill.revision, self._ids, self._decision.match)
+        if placed is None:
             self._begin_again()
         else:
-            self._send_answering(endpoint)
+            self._send_answering(placed)
 
     def _begin_again(self) -> None:
         """What prefill handed over has no taker any more, as its revision is gone: both legs, on a pair of another."""
@@ -252,18 +308,25 @@ class Journey(msgspec.Struct, eq=False):
         if decision.way is Way.LOCAL:
             self._telemetry.local_prefills[decision.reason] += 1
             self._local_place = self._forwarder.inflight.reserve_local_prefill(decision.endpoint)
-        self._send_answering(decision.endpoint)
+        self._send_answering(decision)
 
-    def _send_answering(self, endpoint: Endpoint) -> None:
+    def _send_answering(self, decision: Decision) -> None:
         forwarder, job = self._forwarder, self._job
         self._kv_is_settled = self._head_came = False
-        self._endpoint = endpoint
+        self._decision = decision
+        self._endpoint = endpoint = decision.endpoint
         self._lease = forwarder.inflight.reserve(endpoint)
-        now_s = monotonic()
+        self._started_s = now_s = monotonic()
+        if self._handoff is None or self._handoff.params is None:
+            self._work = forwarder.loads.begin_whole(endpoint, decision.uncached_tokens, now_s)
+        else:
+            self._work = forwarder.loads.begin(endpoint, 0)
+        self._tell_prefixes(endpoint.uid)
         self._own_s += now_s - self._ready_s
         if self._trail is not None:
             self._trail.sent("decode", endpoint.name, now_s)
-        request = request_bytes(endpoint, job.route.path_bytes, job.head, self._answering_body)
+        head = job.head if decision.rank is None else job.head + rank_line(decision.rank)
+        request = request_bytes(endpoint, job.route.path_bytes, head, self._answering_body)
         forwarder.transport.send(endpoint, Call(request, self, forwarder.connect_s, 0, forwarder.idle_s))
 
     def _answer_came(self, head: Head, body: bytes) -> None:
@@ -408,8 +471,26 @@ class Journey(msgspec.Struct, eq=False):
             self.carrier.abandon_for(self)
         self.on_fault(fault)
 
+    def began(self, now_s: float) -> None:
+        """See `Source`."""
+        work = self._work
+        if work is None:
+            return
+        work.started()
+        took_ms = (now_s - self._started_s) * 1000
+        decision, loads = self._decision, self._forwarder.loads
+        if self._handoff is not None and self._handoff.params is not None:
+            loads.pulled(self._endpoint, decision.uncached_tokens, took_ms)
+        elif decision.prompt_tokens:
+            loads.computed(self._endpoint, work, decision.uncached_tokens, took_ms)
+
     def forwarded(self, broken: EngineFault | None) -> None:
         """See `Source`."""
+        stream = self._stream
+        if broken is None and stream is not None and stream.text.events > _ENOUGH_EVENTS:
+            self._forwarder.loads.stepped(
+                self._endpoint, (stream.last_s - stream.first_s) * 1000 / (stream.text.events - 1)
+            )
         health, endpoint = self._forwarder.health, self._endpoint
         if self._trail is not None:
             self._trail.ended(monotonic(), type(broken).__name__ if broken is not None else "")
@@ -458,6 +539,12 @@ class Journey(msgspec.Struct, eq=False):
 
     def _count(self, usage: legs.Usage) -> None:
         telemetry = self._telemetry
+        if self._handoff is None and usage.prompt_tokens and self._decision.match is not None:
+            # Through the hop decode's engine repeats prefill's number, which was counted with it.
+            telemetry.predicted_cached_tokens += self._decision.cached_tokens
+            telemetry.actual_cached_tokens += usage.cached_tokens
+            if self._request.prompt is not None and self._decision.way is not Way.NONE:
+                self._forwarder.prefixes.count(self._request.prompt, usage.prompt_tokens)
         telemetry.prompt_tokens += usage.prompt_tokens
         telemetry.completion_tokens += usage.completion_tokens
         telemetry.cached_tokens += usage.cached_tokens
@@ -470,8 +557,15 @@ class Journey(msgspec.Struct, eq=False):
             self.carrier = None
         self._release()
         self._leave_handoff()
+        prompt, told, self._told = self._request.prompt, self._told, ()
+        if prompt is not None:
+            for uid in told:
+                self._forwarder.prefixes.end(prompt, uid)
 
     def _release(self) -> None:
+        if self._work is not None:
+            self._work.end()
+            self._work = None
         if self._lease is not None:
             self._lease.release()
             self._lease = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pdpool_api.names import HEADER_DATA_PARALLEL_RANK
 from pdpool_router.faults import EngineStatus
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ OK: Final = 200
 BAD_REQUEST: Final = 400
 SERVER_ERROR: Final = 500
 _BUSY: Final = 503
+_RANK_HEADER: Final = HEADER_DATA_PARALLEL_RANK.encode()
 
 
 def request_bytes(endpoint: Endpoint, path: bytes, head: bytes, body: bytes) -> bytes:
@@ -24,6 +26,11 @@ def request_bytes(endpoint: Endpoint, path: bytes, head: bytes, body: bytes) -> 
         len(body),
         body,
     )
+
+
+def rank_line(rank: int | None) -> bytes:
+    """The header line that leads a request to one data-parallel rank of an endpoint; None: any, and no line."""
+    return b"" if rank is None else b"%b: %d\r\n" % (_RANK_HEADER, rank)
 
 
 def status_fault(status: int) -> EngineStatus:

@@ -75,6 +75,9 @@ class Source(Protocol):
     def on_fault(self, fault: Exception) -> None:
         """The answer will not come, and nothing of it was forwarded; or the router itself is at fault."""
 
+    def began(self, now_s: float) -> None:
+        """The first event of a stream is here."""
+
     def forwarded(self, broken: EngineFault | None) -> None:
         """An answer was forwarded; `broken`: why it did not come to its end."""
 
@@ -85,7 +88,6 @@ class Stream:
     __slots__ = (
         "_began",
         "_head",
-        "_last_s",
         "_observe_gap",
         "_prelude",
         "_prelude_wire",
@@ -96,6 +98,8 @@ class Stream:
         "_upstream",
         "_verbatim",
         "_write",
+        "first_s",
+        "last_s",
         "text",
     )
 
@@ -115,7 +119,8 @@ class Stream:
         self._began = False
         self._prelude = b""
         self._prelude_wire = b""
-        self._last_s = 0.0
+        self.first_s = self.last_s = 0.0
+        """When its first and its latest read came."""
         self.text = StreamText(route)
         upstream.expect_many()
 
@@ -139,8 +144,8 @@ class Stream:
         ):
             return False
         self.text.events += 1
-        self._observe_gap(now_s - self._last_s)
-        self._last_s = now_s
+        self._observe_gap(now_s - self.last_s)
+        self.last_s = now_s
         self._write(wire)
         return True
 
@@ -198,8 +203,8 @@ class Stream:
         else:
             out = payload
         if self._began:
-            self._observe_gap(now_s - self._last_s)
-            self._last_s = now_s
+            self._observe_gap(now_s - self.last_s)
+            self.last_s = now_s
             self._write(out)
         else:
             self._begin(out, now_s)
@@ -208,8 +213,9 @@ class Stream:
 
     def _begin(self, first: bytes, now_s: float) -> None:
         self._began = True
-        self._last_s = now_s
+        self.first_s = self.last_s = now_s
         self._telemetry.ttft.observe(now_s - self._sink.arrived_s)
+        self._source.began(now_s)
         if self._sink.trail is not None:
             self._sink.trail.first_byte_s = now_s
         self._sink.begin(self._head, first, length=None)

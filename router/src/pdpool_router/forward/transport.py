@@ -10,9 +10,10 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from pdpool_router.faults import ConnectFailed
+from pdpool_router.faults import ConnectFailed, EngineMalformed
 from pdpool_router.forward.call import Body, Call, Receiver
 from pdpool_router.forward.upstream import Shelf, Upstream
+from pdpool_router.forward.whole import MAX_HELD_BYTES, Whole
 
 if TYPE_CHECKING:
     from pdpool_router.forward.call import Carrier
@@ -91,6 +92,22 @@ class Transport:
         """A connection is there."""
         self._connections.add(upstream)
 
+    async def fetch(self, endpoint: Endpoint, path: str, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body of a GET.
+
+        Raises:
+            EngineFault: it is not answered, or at too great length.
+        """
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\nconnection: close\r\n\r\n"
+        page = _Page()
+        upstream = await self.connect(endpoint, timeout_s)  # of its own, as for `healthy`
+        upstream.once = True
+        try:
+            upstream.send(Call(request % (path.encode(), endpoint.host_field), page, timeout_s, timeout_s))
+            return await page.done
+        finally:
+            upstream.abandon_for(page)
+
     def lost(self, upstream: Upstream) -> None:
         """A connection is gone."""
         self._connections.discard(upstream)
@@ -141,6 +158,32 @@ class _Dialling:
         """See `Carrier`."""
         if receiver.carrier is self:
             self._task.cancel()
+
+
+class _Page:
+    """Takes an answer whole."""
+
+    def __init__(self) -> None:
+        self.carrier: Carrier | None = None
+        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+
+    def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
+        del now_s
+        if not self.done.done():
+            self.done.set_result((head.status, body))
+
+    def on_head(self, head: Head, upstream: Upstream, now_s: float) -> Body:
+        del now_s
+        return Whole(self, head, upstream, MAX_HELD_BYTES)
+
+    def on_too_much(self, head: Head, upstream: Upstream, first: bytes, now_s: float) -> None:
+        del head, first, now_s
+        upstream.abandon_for(self)
+        self.on_fault(EngineMalformed("The engine's answer is too long."))
+
+    def on_fault(self, fault: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(fault)
 
 
 class _StatusOnly:

@@ -102,7 +102,7 @@ class TokenChain:
         self._root = with_extra_keys(root, [salt]) if salt else root
         self._packed = ids
         self._by_size: dict[int, list[int]] = {}
-        self.tokens: Final = len(ids) // _TOKEN_BYTES
+        self.tokens = len(ids) // _TOKEN_BYTES
 
     def keys(self, block_tokens: int) -> list[int]:
         """One key for each whole block."""

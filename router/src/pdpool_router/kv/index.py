@@ -28,7 +28,7 @@ _MOST_SHARED_MASKS: Final = 65_536
 class Holder:
     """One life of an engine's cache; made by `BlockIndex.add`."""
 
-    __slots__ = ("bit", "block_tokens", "blocks", "copies", "rank", "uid")
+    __slots__ = ("bit", "block_tokens", "blocks", "copies", "other_groups", "rank", "uid")
 
     def __init__(self, uid: str, rank: int, bit: int) -> None:
         self.uid: Final = uid
@@ -39,6 +39,8 @@ class Holder:
         """handle → key."""
         self.copies: dict[int, int] = {}
         """handle → copies, where there is more than one."""
+        self.other_groups: set[int | None] = set()
+        """Groups of its cache whose blocks say nothing of prefixes."""
         self.block_tokens = 0
         """Block size as its events say; 0: not known yet."""
 
@@ -51,6 +53,8 @@ class BlockIndex:
         """Most blocks over all holders together."""
         self.size = 0
         """Blocks over all holders together."""
+        self.changes = 0
+        """Grows whenever a question may be answered differently."""
         self.evictions = 0
         """Blocks forgotten because of the bound."""
         self._masks: dict[int, int] = {}
@@ -77,6 +81,7 @@ class BlockIndex:
         """A holder is gone with all that it held; at once, whatever it held."""
         if not holder.bit:
             return
+        self.changes += 1
         number = holder.bit.bit_length() - 1
         self._alive &= ~holder.bit
         self._holders[number] = None
@@ -91,6 +96,7 @@ class BlockIndex:
         """A holder lost all blocks and lives on."""
         if not holder.bit:
             return
+        self.changes += 1
         number = holder.bit.bit_length() - 1
         old = holder.bit
         self.size -= len(holder.blocks)
@@ -123,6 +129,7 @@ class BlockIndex:
         bit = holder.bit
         if not bit:
             return
+        self.changes += 1
         blocks = holder.blocks
         masks = self._masks
         before = len(blocks)
@@ -145,6 +152,7 @@ class BlockIndex:
         bit = holder.bit
         if not bit:
             return
+        self.changes += 1
         blocks = holder.blocks
         copies = holder.copies
         masks = self._masks

@@ -23,6 +23,7 @@ BYTES_PER_TOKEN: Final = 4.0
 """Of English text, before any prompt was seen."""
 _RATIO_MEMORY: Final = 0.95
 _LEGS_LOOKED_AT: Final = 2
+_MOST_EARLY: Final = 64
 _OPENING_CHUNK: Final = 0
 
 
@@ -46,6 +47,11 @@ def prompt_of(text: PromptText, adapter: str) -> Prompt:
         salt=text.salt,
         ids=TokenChain(ids, adapter=adapter, salt=text.salt) if ids is not None else None,
     )
+
+
+def session_key(name: bytes) -> int:
+    """A client's own name of a conversation as a key; never 0."""
+    return text_root(b"session", name) or 1
 
 
 class Underway:
@@ -95,6 +101,8 @@ class Prefixes:
         self.underway: Final = Underway()
         self.bytes_per_token = BYTES_PER_TOKEN
         self._texts: dict[int, TextMap] = {}
+        self._early: list[tuple[Prompt, TokenKeys]] = []
+        """Learned before any event told a block size."""
         self._told: dict[str, dict[int, Holder]] = {}
         self._guessed: dict[str, Holder] = {}
 
@@ -143,12 +151,19 @@ class Prefixes:
         """An event says how many tokens a block of its engine has."""
         holder.block_tokens = block_tokens
         if block_tokens not in self._texts:
-            self._texts[block_tokens] = TextMap(block_tokens, self.blocks.max_blocks)
+            self._texts[block_tokens] = texts = TextMap(block_tokens, self.blocks.max_blocks)
+            early, self._early = self._early, []
+            for prompt, ids in early:
+                texts.learn(prompt, ids.keys(block_tokens), ids.tokens)
 
     @property
     def block_sizes(self) -> list[int]:
         """Block sizes that events told."""
         return sorted(self._texts)
+
+    def block_sizes_of(self, uid: str) -> set[int]:
+        """Block sizes that an endpoint's events told."""
+        return {holder.block_tokens for holder in self._told.get(uid, {}).values() if holder.block_tokens}
 
     @property
     def texts(self) -> int:
@@ -189,7 +204,7 @@ class Prefixes:
 
     def wants_ids(self, match: Match) -> bool:
         """Whether the token ids of a prompt would teach something."""
-        return bool(self._texts) and not match.known
+        return bool(self._told) and not match.known
 
     def count(self, prompt: Prompt, tokens: int) -> None:
         """An engine told how many tokens a prompt has."""
@@ -199,8 +214,15 @@ class Prefixes:
 
     def learn(self, prompt: Prompt, ids: TokenKeys) -> None:
         """An engine told the token ids of a prompt."""
+        if not self._texts and len(self._early) < _MOST_EARLY:
+            self._early.append((prompt, ids))
         for size, texts in self._texts.items():
             texts.learn(prompt, ids.keys(size), ids.tokens)
+
+    @property
+    def version(self) -> int:
+        """See `records.Knowledge`."""
+        return self.blocks.changes + self.guesses.changes
 
     # --- questions -------------------------------------------------------------------------------------------------
     def match(self, prompt: Prompt) -> Match:
@@ -222,7 +244,7 @@ class Prefixes:
             self._add(self.blocks.match(found.node.chain(blocks)), size, cached, ranks)
         tokens = self._tokens(prompt, found)
         self._add_unsaid(prompt, tokens, cached)
-        return Match(tokens, cached, exact=False, ranks=ranks, known=known)
+        return Match(tokens, cached, exact=False, ranks=ranks, version=self.version, known=known)
 
     def match_ids(self, prompt: Prompt, ids: TokenKeys) -> Match:
         """See `records.Knowledge`."""
@@ -236,7 +258,7 @@ class Prefixes:
             keys = ids.keys(size)
             self._add(self.blocks.match(keys[:usable] if usable < len(keys) else keys), size, cached, ranks)
         self._add_unsaid(prompt, ids.tokens, cached)
-        return Match(ids.tokens, cached, exact=True, ranks=ranks, known=known)
+        return Match(ids.tokens, cached, exact=True, ranks=ranks, version=self.version, known=known)
 
     def _add(self, found: list[tuple[int, int]], size: int, cached: dict[str, int], ranks: dict[str, int]) -> None:
         for depth, mask in found:

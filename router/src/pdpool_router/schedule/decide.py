@@ -84,8 +84,8 @@ class SumPolicy:
             local = self._local(asked, found, first, snapshot, rng)
             if local is not None:
                 chosen, reason = local
-                return _decision(Way.LOCAL, chosen, asked, match, reason)
-        return _decision(found.way, first, asked, match, found.reason)
+                return _decision(Way.LOCAL, chosen, asked, match, _Legs.WHOLE, reason)
+        return _decision(found.way, first, asked, match, legs, found.reason)
 
     def place(
         self,
@@ -104,11 +104,11 @@ class SumPolicy:
             return None
         if ids is not None and self.reads_prefixes and snapshot.knowledge is not None and request.prompt is not None:
             match = snapshot.knowledge.match_ids(request.prompt, ids)
-        elif match is None:
+        elif match is None or snapshot.knowledge is None or match.version != snapshot.knowledge.version:
             match = self._match(request, snapshot)
         asked = _asked(request, snapshot, match)
         chosen = self._choose(_Legs.DECODE, asked, found, snapshot, rng)
-        return _decision(Way.REMOTE, chosen, asked, match, "")
+        return _decision(Way.REMOTE, chosen, asked, match, _Legs.DECODE)
 
     # --- for people --------------------------------------------------------------------------------------------------
     def explain(self, request: Request, snapshot: Snapshot, now_s: float) -> dict[str, Any]:
@@ -202,16 +202,21 @@ def _own_ms(asked: Asked, load: Load, legs: _Legs) -> float:
     return own_ms if legs is _Legs.PREFILL else min(own_ms, 4 * load.step_ms)
 
 
-def _decision(way: Way, chosen: Chosen, asked: Asked, match: Match | None, reason: str) -> Decision:
-    uid = chosen.endpoint.uid
+def _decision(  # noqa: PLR0917 - what a record is made of
+    way: Way, chosen: Chosen, asked: Asked, match: Match | None, legs: _Legs, reason: str = ""
+) -> Decision:
+    load = chosen.load
+    cached = asked.cached.get(load.uid, 0)
+    each_ms = load.pull_ms if legs is _Legs.DECODE else load.token_ms
+    before_ms = load.fixed_ms if legs is _Legs.DECODE else load.wait_ms
     return Decision(
         way,
         chosen.endpoint,
         reason,
         prompt_tokens=asked.tokens,
-        cached_tokens=asked.cached.get(uid, 0),
-        predicted_ms=chosen.cost_ms,
-        rank=match.ranks.get(uid) if match is not None else None,
+        cached_tokens=cached,
+        predicted_ms=before_ms + (asked.tokens - cached) * each_ms,
+        rank=match.ranks.get(load.uid) if match is not None else None,
         match=match,
     )
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import Role
-from pdpool_router.records import Endpoint, Snapshot
+from pdpool_router.kv.knowledge import Prefixes
+from pdpool_router.records import Endpoint, LocalPrefill, Snapshot
 from pdpool_router.state.blame import NOBODY, Blame
 from pdpool_router.state.health import Health
+from pdpool_router.state.loads import Loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from pdpool_router.state.inflight import Inflight
 
 _NOBODY_FULL: Final[frozenset[str]] = frozenset()
+
+
+MAX_BLOCKS: Final = 2_000_000
+"""Until the configuration sets it."""
 
 
 class Endpoints:
@@ -31,12 +37,16 @@ class Endpoints:
         self.givers: Final = Health(clock=clock)
         """Health of prefill endpoints as givers of KV: one may answer every request, and poison decode by it."""
         self._blame = Blame(clock=clock)
+        self.loads: Final = Loads()
+        self.prefixes: Final = Prefixes(MAX_BLOCKS)
+        self.local_prefill = LocalPrefill(0)
         self.listed = False
         """A source has told its endpoints once."""
         self.max_local_prefills = 0
         self.local_allowed = True
         self._known: dict[str, Endpoint] = {}
         self._gone: list[Callable[[Endpoint], None]] = []
+        self._changed: list[Callable[[list[Endpoint]], None]] = []
         self._snapshot: Snapshot | None = None
         self.calm: Snapshot | None = None
         """The present snapshot, as long as every endpoint is well."""
@@ -46,6 +56,10 @@ class Endpoints:
     def on_gone(self, callback: Callable[[Endpoint], None]) -> None:
         """Calls back for every endpoint that is dropped, or is no longer where it was."""
         self._gone.append(callback)
+
+    def on_change(self, callback: Callable[[list[Endpoint]], None]) -> None:
+        """Calls back with the whole membership whenever it was set."""
+        self._changed.append(callback)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         """Sets the whole membership."""
@@ -60,11 +74,21 @@ class Endpoints:
         self.health.keep(new)
         self.givers.keep(new)
         self._blame.keep(new)
+        self.loads.keep(new.values())
+        for changed in self._changed:
+            changed(list(new.values()))
 
-    def configure(self, *, max_local_prefills: int, local_allowed: bool) -> None:
-        """Sets what the configuration says about the fallback to decode."""
+    def configure(
+        self,
+        *,
+        max_local_prefills: int,
+        local_allowed: bool,
+        local_prefill: LocalPrefill = LocalPrefill(0),  # noqa: B008
+    ) -> None:
+        """Sets what the configuration says about prompts that decode computes itself."""
         self.max_local_prefills = max_local_prefills
         self.local_allowed = local_allowed
+        self.local_prefill = local_prefill
         self._snapshot = self.calm = None
 
     def all(self) -> list[Endpoint]:
@@ -130,6 +154,9 @@ class Endpoints:
             max_local_prefills=self.max_local_prefills,
             local_allowed=self.local_allowed,
             one_revision=len({endpoint.revision for endpoint in self._known.values()}) == 1,
+            loads=self.loads.loads,
+            knowledge=self.prefixes,
+            local_prefill=self.local_prefill,
         )
 
     def _of(self, role: Role) -> tuple[Endpoint, ...]:

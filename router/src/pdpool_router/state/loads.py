@@ -28,6 +28,9 @@ _UNKNOWN_MORE: Final = 0.5
 _TYPICAL_MEMORY: Final = 0.95
 _TYPICAL_TOKENS: Final = 500
 _SAME_WITHIN: Final = 1.4
+_UNSURE: Final = 0.2
+"""So that it takes some answers, and not one odd one, until an endpoint is told apart from its role."""
+_DUE_AFTER_S: Final = 1.0
 
 
 class Guess(msgspec.Struct, frozen=True):
@@ -74,9 +77,9 @@ class _Factors:
     __slots__ = ("compute", "pull", "step")
 
     def __init__(self, guess: float) -> None:
-        self.compute = Level(guess)
-        self.pull = Level(1.0)
-        self.step = Level(guess)
+        self.compute = Level(guess, error=_UNSURE)
+        self.pull = Level(1.0, error=_UNSURE)
+        self.step = Level(guess, error=_UNSURE)
 
 
 class _Kept(msgspec.Struct):
@@ -95,7 +98,7 @@ class _Kept(msgspec.Struct):
 class Work:
     """One leg at an endpoint; `end` any number of times counts once."""
 
-    __slots__ = ("_ahead", "_kept", "_state", "tokens")
+    __slots__ = ("_ahead", "_kept", "_state", "due_s", "tokens")
 
     def __init__(self, kept: _Kept, tokens: int) -> None:
         load = kept.load
@@ -106,6 +109,8 @@ class Work:
         self._kept = kept
         self._state = 2
         self.tokens: Final = tokens
+        self.due_s = float("inf")
+        """When its prompt must be computed, though no answer has said so."""
         _figure(kept)
 
     def started(self) -> None:
@@ -126,6 +131,11 @@ class Work:
             _figure(self._kept)
 
     @property
+    def over(self) -> bool:
+        """It has ended."""
+        return not self._state
+
+    @property
     def ahead_tokens(self) -> int:
         """Tokens that had to be computed before this leg's when it was sent."""
         return self._ahead
@@ -138,16 +148,19 @@ class Loads:
         self._kept: dict[str, _Kept] = {}
         self._roles: dict[Role, _Speeds] = {}
         self._guesses: Mapping[Role, Guess] = {}
+        self._slower: Mapping[str, float] = {}
+        self._overdue: dict[Work, float] = {}
         self.loads: dict[str, Load] = {}
         """What a snapshot shows; read only."""
 
     # --- membership ------------------------------------------------------------------------------------------------
-    def configure(self, guesses: Mapping[Role, Guess]) -> None:
-        """Sets the first guesses; what was learned stays."""
+    def configure(self, guesses: Mapping[Role, Guess], slower: Mapping[str, float] | None = None) -> None:
+        """Sets the first guesses, and how much slower than its role hardware of a name is; what was learned stays."""
         self._guesses = guesses
+        self._slower = slower or {}
 
-    def keep(self, endpoints: Iterable[Endpoint], factors: Mapping[str, float] | None = None) -> None:
-        """Sets the membership; `factors` (by uid) say how much slower than its role one is guessed to be."""
+    def keep(self, endpoints: Iterable[Endpoint]) -> None:
+        """Sets the membership; a new endpoint begins as its role was found to be, or its hardware lets guess."""
         new = {endpoint.uid: endpoint for endpoint in endpoints}
         for uid in [uid for uid in self._kept if uid not in new]:
             del self._kept[uid]
@@ -158,7 +171,8 @@ class Loads:
                 known.endpoint = endpoint
                 continue
             role = self._role(endpoint.role)
-            kept = _Kept(endpoint, Load(uid), role, _Factors((factors or {}).get(uid, 1.0)), _typical_ms(role))
+            factors = _Factors(self._slower.get(endpoint.hardware, 1.0))
+            kept = _Kept(endpoint, Load(uid), role, factors, _typical_ms(role))
             self._kept[uid] = kept
             self.loads[uid] = kept.load
             _publish(kept)
@@ -171,6 +185,15 @@ class Loads:
             kept = _Kept(endpoint, Load(endpoint.uid), self._role(endpoint.role), _Factors(1.0), 0.0)
         return Work(kept, tokens)
 
+    def begin_whole(self, endpoint: Endpoint, tokens: int, now_s: float) -> Work:
+        """The same at an engine that says nothing before its answer is whole: it must have begun after a while."""
+        work = self.begin(endpoint, tokens)
+        load = self.loads.get(endpoint.uid)
+        if load is not None:
+            work.due_s = now_s + _DUE_AFTER_S + 2 * load.wait_ms / 1000
+            self._overdue[work] = work.due_s
+        return work
+
     def computed(self, endpoint: Endpoint, work: Work, tokens: int, took_ms: float) -> None:
         """A leg whose prompt the endpoint computed (so many tokens of it) took so long to its answer."""
         role = self._role(endpoint.role)
@@ -180,7 +203,6 @@ class Loads:
             kept.factors.compute.observe(_ratio(took_ms, role.compute.predict_ms(stood)))
             own_ms = role.compute.predict_ms(tokens) * _clear(kept.factors.compute)
             kept.typical_ms = _TYPICAL_MEMORY * kept.typical_ms + (1 - _TYPICAL_MEMORY) * own_ms
-            took_ms /= _clear(kept.factors.compute)
         role.compute.observe(stood, took_ms)
 
     def pulled(self, endpoint: Endpoint, tokens: int, took_ms: float) -> None:
@@ -189,7 +211,6 @@ class Loads:
         kept = self._kept.get(endpoint.uid)
         if kept is not None:
             kept.factors.pull.observe(_ratio(took_ms, role.pull.predict_ms(tokens)))
-            took_ms /= _clear(kept.factors.pull)
         role.pull.observe(tokens, took_ms)
 
     def stepped(self, endpoint: Endpoint, step_ms: float) -> None:
@@ -198,7 +219,6 @@ class Loads:
         kept = self._kept.get(endpoint.uid)
         if kept is not None:
             kept.factors.step.observe(_ratio(step_ms, role.step.value))
-            step_ms /= _clear(kept.factors.step)
         role.step.observe(step_ms)
 
     # --- what engines say --------------------------------------------------------------------------------------------
@@ -225,6 +245,9 @@ class Loads:
 
         For all at once, since endpoints that are equal must stay equal between two calls.
         """
+        for work in [work for work, due_s in self._overdue.items() if due_s <= now_s or work.over]:
+            del self._overdue[work]
+            work.started()
         oldest_s = now_s - max(REPORT_KEPT_S, 3 * interval_s)
         known: dict[Role, list[float]] = {}
         unknown: list[_Kept] = []

@@ -74,10 +74,11 @@ class Level:
 
     __slots__ = ("_error", "_n", "value")
 
-    def __init__(self, guess: float) -> None:
+    def __init__(self, guess: float, *, error: float = 1.0) -> None:
+        """`error`: how far off the guess may usually be, as a share of it."""
         self.value = guess
         self._n = GUESS_WEIGHT
-        self._error = guess
+        self._error = error * guess
 
     def observe(self, value: float) -> None:
         """It was so much."""

@@ -59,6 +59,8 @@ class Handoff(msgspec.Struct, frozen=True, gc=False):
     """`kv_transfer_params` verbatim; None when the answer finished normally without transferable KV."""
     prompt_tokens: int
     cached_tokens: int
+    ids: Raw | None = None
+    """The ids of the prompt's tokens, as the answer spells them; None: it has none."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -278,6 +280,9 @@ def _appended(body: Body, name: str, value: Raw) -> bytes:
     return b'%b%b"%b":%b}' % (body.raw[:end], comma, name.encode(), value)
 
 
+_NULL: Final = Raw(b"null")
+
+
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -294,10 +299,12 @@ class _Counts(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
+    prompt_token_ids: Raw = _NULL
 
 
 class _PrefillAnswer(msgspec.Struct):
-    kv_transfer_params: Raw = Raw(b"null")
+    kv_transfer_params: Raw = _NULL
+    prompt_token_ids: Raw = _NULL
     choices: list[_Choice] | None = None
     status: str | None = None
     stop_reason: str | None = None
@@ -308,6 +315,7 @@ class _Counted(msgspec.Struct):
     usage: _Counts | None = None
 
 
+_decode_token_ids = msgspec.json.Decoder(list[int]).decode
 _decode_prefill = msgspec.json.Decoder(_PrefillAnswer).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_counts = msgspec.json.Decoder(_Counts).decode
@@ -332,7 +340,24 @@ def handoff(answer: bytes) -> Handoff:
             raise HandoffError("the prefill engine gave the request up")
     params = None if bytes(parsed.kv_transfer_params) in _NOTHING else parsed.kv_transfer_params
     counts = _usage(parsed.usage)
-    return Handoff(params, counts.prompt_tokens, counts.cached_tokens)
+    ids = parsed.prompt_token_ids
+    if ids == _NULL and parsed.choices:
+        ids = parsed.choices[0].prompt_token_ids  # where completions have them
+    return Handoff(params, counts.prompt_tokens, counts.cached_tokens, None if ids == _NULL else ids)
+
+
+def prompt_ids(handoff: Handoff) -> list[int] | None:
+    """The ids of the prompt's tokens; None where the answer has none that can be read."""
+    if handoff.ids is None:
+        return None
+    try:
+        return _decode_token_ids(handoff.ids)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+TELLS_IDS: Final = frozenset({Route.CHAT, Route.COMPLETIONS})
+"""Routes whose answers can tell the ids of the prompt's tokens (vLLM 0.32)."""
 
 
 def unfinished(answer: bytes, route: Route) -> bool:

@@ -37,3 +37,6 @@ FAILED_TRANSFERS: Final = Metric(("vllm:nixl_num_failed_transfers_total", "vllm:
 """Counter, of decode: transfers that failed."""
 EXPIRED_TRANSFERS: Final = Metric(("vllm:nixl_num_kv_expired_reqs_total", "vllm:nixl_num_kv_expired_reqs"))
 """Counter, of prefill: requests whose KV was given up before decode pulled it."""
+CACHE_CONFIG: Final = Metric(("vllm:cache_config_info",))
+"""Information: the configuration of the KV cache as labels, among them `block_size`."""
+PATH: Final = "/metrics"
