@@ -339,7 +339,7 @@ async def test_ranks_are_chosen_where_they_hold_the_prefix(pool: MakePool) -> No
 
 def ranked_events() -> EventsConfig:
     """Two ports in a row for events, and for replays."""
-    for base in range(31_000, 31_900, 4):
+    for base in random.sample(range(20_000, 31_900, 4), 40):
         with contextlib.ExitStack() as stack:
             try:
                 for port in range(base, base + 4):

@@ -28,6 +28,8 @@ _UNKNOWN_MORE: Final = 0.5
 _TYPICAL_MEMORY: Final = 0.95
 _TYPICAL_TOKENS: Final = 500
 _SAME_WITHIN: Final = 1.4
+_ENOUGH: Final = 16
+"""Observations until an endpoint is told apart from its role."""
 _UNSURE: Final = 0.2
 """So that it takes some answers, and not one odd one, until an endpoint is told apart from its role."""
 _DUE_AFTER_S: Final = 1.0
@@ -288,7 +290,9 @@ def _publish(kept: _Kept) -> None:
 
 
 def _clear(factor: Level) -> float:
-    """A factor, unless it is about one: noise in what was learned must not make equals unequal."""
+    """A factor, unless it is about one or rests on little: noise must not make equals unequal."""
+    if factor.seen < _ENOUGH:
+        return factor.guess
     return 1.0 if 1 / _SAME_WITHIN <= factor.value <= _SAME_WITHIN else factor.value
 
 

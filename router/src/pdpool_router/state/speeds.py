@@ -72,16 +72,19 @@ class Line:
 class Level:
     """A quantity without a size, decayed and robust in the same way."""
 
-    __slots__ = ("_error", "_n", "value")
+    __slots__ = ("_error", "_n", "guess", "seen", "value")
 
     def __init__(self, guess: float, *, error: float = 1.0) -> None:
         """`error`: how far off the guess may usually be, as a share of it."""
-        self.value = guess
+        self.value = self.guess = guess
+        self.seen = 0
+        """Observations so far."""
         self._n = GUESS_WEIGHT
         self._error = error * guess
 
     def observe(self, value: float) -> None:
         """It was so much."""
+        self.seen += 1
         bound = _TOLERANCE * self._error
         residual = min(max(value - self.value, -bound), bound)
         self._error = max(0.9 * self._error + 0.1 * abs(residual), 0.01 * self.value, 1e-6)
