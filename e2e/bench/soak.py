@@ -216,6 +216,7 @@ class Soak:
         content = {
             "model": {"servedNames": [replies.MODEL]},
             "endpoints": {"static": [one for engines in present for one in engines.listed]},
+            "routing": {"localPrefill": {"maxUncachedTokens": 0}},  # two legs, however short the prompt
         }
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps(content))

@@ -89,6 +89,11 @@ def manifest(
             "transfer": {"leaseSeconds": 12},
             "prefill": _role(prefill, drain_s),
             "decode": _role(decode, drain_s),
-            "router": {"replicas": 1, "drainSeconds": drain_s},
+            # Prompts of tests are short and often equal: they hop all the same, and go to all engines.
+            "router": {
+                "replicas": 1,
+                "drainSeconds": drain_s,
+                "routing": {"policy": "LeastLoaded", "localPrefill": {"maxUncachedTokens": 0}},
+            },
         },
     }

@@ -77,6 +77,7 @@ async def routed(engines: Engines) -> AsyncIterator[str]:
     settings = {
         "model": {"servedNames": ["tiny"], "adapters": ["ad"]},
         "endpoints": {"static": static},
+        "routing": {"localPrefill": {"maxUncachedTokens": 0}},  # prompts are short, and hop all the same
     }
     router = Router(from_mapping(settings), rng=random.Random(5))
     await router.start("127.0.0.1", 0, 0)
