@@ -113,3 +113,23 @@ def transfer_bytes(
 def transfer_seconds(moved_bytes: int, link_gigabytes_per_second: float) -> float:
     """Seconds that a transfer takes at the link's effective rate (10^9 bytes a second)."""
     return moved_bytes / (link_gigabytes_per_second * 1e9)
+
+
+PREFILL_EFFICIENCY = 0.5
+"""Share of the dense tensor-core speed that prefill reaches; 0.4 to 0.6 is what engines report for large prompts."""
+DECODE_EFFICIENCY = 0.7
+"""Share of the memory bandwidth that a small decode batch reaches."""
+
+
+def prefill_tokens_per_second(parameters: float, tflops: float, accelerators: int) -> float:
+    """Prompt tokens a second of one replica, by the roofline of its compute.
+
+    A token costs two floating-point operations per parameter (Kaplan et al., arXiv 2001.08361, section 2.1); attention
+    over long prompts and experts that stay idle are left out.
+    """
+    return PREFILL_EFFICIENCY * tflops * 1e12 * accelerators / (2 * parameters)
+
+
+def decode_step_seconds(weight_bytes: float, terabytes_per_second: float, accelerators: int) -> float:
+    """Seconds of one decode step of a small batch: every weight is read once."""
+    return weight_bytes / (DECODE_EFFICIENCY * terabytes_per_second * 1e12 * accelerators)

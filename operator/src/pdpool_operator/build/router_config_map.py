@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pdpool_api import names, router_config
 from pdpool_api.names import Role
+from pdpool_api.speeds import first_guesses
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.records import CONFIG_MAPS, Child
 
@@ -23,6 +24,7 @@ def config_map(pool: InferencePool) -> Child:
         endpoints=router_config.Endpoints(
             pods=router_config.PodSource(namespace=pool.namespace, pool=pool.name, uid=pool.uid)
         ),
+        speeds=first_guesses(pool.spec),
         routing=router_config.Routing.model_validate(router.routing.model_dump()),
         limits=router_config.Limits.model_validate({**router.limits.model_dump(), **_waking(pool)}),
         auth=router_config.Auth(
