@@ -10,7 +10,7 @@ import pytest
 
 from e2e.scenarios import gpu_exporter, host_page, prometheus
 from e2e.scenarios.crowd import Crowd
-from e2e.scenarios.pools import wait_for
+from e2e.scenarios.pools import view, wait_for
 from pdpool_api.names import OPERATOR_PORT, Role
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
 
 
 def metrics_of(api: ClusterApi, operator: Operator) -> str:
-    """The operator's own metrics, from its pod."""
-    (pod,) = [each for each in api.items("pods", operator.namespace) if each["status"].get("podIP")]
-    return httpx.get(f"http://{pod['status']['podIP']}:{OPERATOR_PORT}/metrics", timeout=10).text
+    """The metrics of the operator's replicas, of which one acts; a pod of `helm test` has ended beside them."""
+    pods = [view(each) for each in api.items("pods", operator.namespace)]
+    ready = [pod.ip for pod in pods if pod.ready and pod.name.startswith(operator.name)]
+    return "".join(httpx.get(f"http://{ip}:{OPERATOR_PORT}/metrics", timeout=10).text for ip in ready)

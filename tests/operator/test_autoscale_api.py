@@ -111,12 +111,16 @@ def test_a_role_follows_its_queue_and_the_spec_is_never_written(
         assert watched[-1] == 4
 
     eventually(four, timeout_s=20)
-    stored = api.get("inferencepools", namespace, "tiny")
-    assert stored is not None
-    said = stored["status"]["prefill"]
-    assert (said["reason"], said["message"]) == ("QueueDepth", "40 waiting / 10 per replica")
-    assert (said["desiredReplicas"], said["lastScaleTime"][:3]) == (4, "202")
-    assert condition(stored, "ScalingActive")["status"] == "True"
+
+    def told() -> None:
+        stored = api.get("inferencepools", namespace, "tiny")
+        assert stored is not None
+        said = stored["status"]["prefill"]
+        assert (said["reason"], said["message"]) == ("QueueDepth", "40 waiting / 10 per replica")
+        assert (said["desiredReplicas"], said["lastScaleTime"][:3]) == (4, "202")
+        assert condition(stored, "ScalingActive")["status"] == "True"
+
+    eventually(told, timeout_s=20)
     generation = deployment(api, namespace, "prefill")["metadata"]["generation"]
     time.sleep(4)  # four ticks on the same readings, with two pods that load
     body["spec"]["decode"]["env"] = [{"name": "LOG", "value": "1"}]
@@ -244,3 +248,32 @@ def test_a_dry_run_changes_nothing(api: Api, namespace: str, workload: Workload)
 
     eventually(told, timeout_s=20)
     assert size(api, namespace, "prefill") == 1
+
+
+def test_a_refused_edit_keeps_the_pool_scaling(api: Api, namespace: str, workload: Workload) -> None:
+    """The last spec that was acted on goes on, sizes included, while status says what is refused of the edit."""
+    prefill = role(minReplicas=1, maxReplicas=8, signals=QUEUE)
+    body = pool("tiny", namespace, prefill=prefill, decode={"hardware": "cpu"}, autoscaling=FAST)
+    api.apply("inferencepools", namespace, body)
+    settled(api, namespace, "tiny")
+    (pod,) = workload.wait_pods("prefill", 1)
+    workload.serve(pod, waiting(5))
+    body["spec"]["decode"]["args"] = ["--port=1"]
+    api.apply("inferencepools", namespace, body)
+
+    def refused() -> Json:
+        found = api.get("inferencepools", namespace, "tiny")
+        assert found is not None
+        assert condition(found, "SpecValid")["reason"] == "ReservedArgument"
+        return found
+
+    eventually(refused, timeout_s=20)
+    workload.show(pod, waiting(35))
+    eventually(lambda: holds(size(api, namespace, "prefill") == 4), timeout_s=20)
+
+    def told() -> None:
+        status = refused()["status"]
+        assert (status["prefill"]["desiredReplicas"], status["prefill"]["reason"]) == (4, "QueueDepth")
+
+    eventually(told, timeout_s=20)
+    assert len(api.items("deployments", namespace, f"{names.LABEL_ROLE}=decode")) == 1
