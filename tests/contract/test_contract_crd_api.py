@@ -268,6 +268,11 @@ def test_defaults_appear_and_only_they(pools: Cluster) -> None:
         "transfer": {"connector": "Nixl", "leaseSeconds": 30, "onFailure": "Fail"},
         "prefill": role,
         "decode": role,
+        "autoscaling": {
+            "source": "Direct",
+            "intervalSeconds": 15,
+            "ratio": {"minPrefillPerDecode": 0, "maxPrefillPerDecode": 0},
+        },
         "router": {
             "drainSeconds": 600,
             "template": {"hostNetwork": False},
