@@ -249,12 +249,12 @@ def _sole_run() -> Iterator[Path]:
 
 
 def _run(plan: Plan, json_file: Path | None) -> None:
-    until_s = time.monotonic() + plan.budget_s
     progress = Progress("bench-router")
     router_core, other_core = _cores()
     os.sched_setaffinity(0, {other_core})
     load_before = os.getloadavg()[0]
     program = ours.program()
+    until_s = time.monotonic() + plan.budget_s
     with _sole_run() as logs, ExitStack() as stack:
         engines = _start_engines(stack, other_core, logs)
         contestants = _start_routers(stack, router_core, logs, engines, program)
