@@ -40,7 +40,7 @@ fmt: install ## Format and mend what can be mended
 
 .PHONY: unit
 unit: install ## Tests that need no cluster and no engine
-	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser and not argocd"
+	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser"
 
 .PHONY: test-api
 test-api: install ## Tests against a real API server
@@ -53,10 +53,6 @@ e2e: install ## Tests on the real cluster, with real engines
 .PHONY: test-page
 test-page: install ## The router's page in real Chromium (installs it, 120 MB; outside `make test`)
 	@$(PYTEST) -v -m browser tests/browser
-
-.PHONY: e2e-argocd
-e2e-argocd: install ## Real Argo CD syncs the chart and pools from git (builds it once, 15 min; outside `make test`)
-	@$(PYTEST) -v -m argocd tests/argocd
 
 .PHONY: test-engine-real
 test-engine-real: install ## The table of exchanges on real vLLM
@@ -123,3 +119,8 @@ bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TR
 .PHONY: bench-operator
 bench-operator: install ## What 50 and 500 pools cost the operator, and how soon an edit arrives (QUICK=1, JSON=file)
 	@$(PY) -m e2e.bench.operator
+
+.PHONY: bench-scaling
+bench-scaling: ## The operator's tick beside rivals' scaling rules, on simulated days (TRACE=file, QUICK=1, JSON=file, PLOT=file)
+	@PDPOOL_BENCH=--all-groups tools/install
+	@$(PY) -m pdpool_sim.scaling.bench

@@ -27,7 +27,6 @@ _POOL: Final = 'namespace=~"$namespace",pdpool_io_pool=~"$pool"'
 _OF_OPERATOR: Final = 'namespace=~"$namespace",pool=~"$pool"'
 _DCGM: Final = 'exported_namespace=~"$namespace",exported_pod=~"($pool)-.*"'
 _RECONCILES: Final = f"rate({metrics.RECONCILE.name}_bucket[$__rate_interval])"
-_TICKS: Final = f"rate({metrics.TICK.name}_bucket[$__rate_interval])"
 _HEIGHT: Final = 8
 
 
@@ -200,12 +199,9 @@ ROWS: Final = (
         "The operator",
         (
             Panel(
-                "Reconciles and decisions about sizes",
+                "Reconciles",
                 "s",
-                (
-                    (f"histogram_quantile(0.95, sum by (le) ({_RECONCILES}))", "reconcile p95"),
-                    (f"histogram_quantile(0.95, sum by (le) ({_TICKS}))", "tick p95"),
-                ),
+                ((f"histogram_quantile(0.95, sum by (le) ({_RECONCILES}))", "p95"),),
             ),
             Panel(
                 "Writes and errors",

@@ -1,0 +1,1 @@
+"""Sizes that follow demand on a virtual clock: the operator's real tick beside rivals' rules."""
