@@ -88,7 +88,11 @@ class Secrets:
 
     async def _again(self, namespace: str, name: str, known: _Secret) -> None:
         before = (known.entries, known.fault)
-        await self._look(namespace, name, known)
+        try:
+            await self._look(namespace, name, known)
+        except Exception:  # noqa: BLE001 - one odd Secret must end neither this look nor the lead
+            _log.exception("look at a secret failed", namespace=namespace, name=name)
+            return
         if (known.entries, known.fault) != before:
             for ref in known.users:
                 self._wake(ref)
