@@ -109,6 +109,37 @@ def test_a_value_that_contains_itself_is_refused(text: str) -> None:
         router_config.parse(text)
 
 
+EVERYTHING = """\
+model: {servedNames: [m], adapters: []}
+endpoints:
+  static:
+  - {role: prefill, url: "http://p:8000", revision: "", uid: "", hardware: "", kvEvents: "tcp://p:5557", kvReplay: "tcp://p:5657"}
+  - {role: decode, url: "http://[fd00::1]:8000"}
+speeds: {prefill: {tokensPerSecond: 0}, decode: {stepMilliseconds: 0}, transfer: {bytesPerSecond: 0}}
+routing:
+  policy: KvAware
+  index: {source: Events, maxBlocks: 2000000}
+  localPrefill: {maxUncachedTokens: 512, minCachedRatio: 0.8}
+  onPrefillUnavailable: Local
+  sessionHeader: x-session-id
+limits:
+  {maxBodyBytes: 33554432, maxConcurrent: 4096, maxQueued: 1024, queueSeconds: 60, prefillSeconds: 120,
+   idleSeconds: 300, wakeSeconds: 600, maxLocalPrefills: 4, maxQueuedBytes: 268435456, connectSeconds: 5}
+auth: {apiKeysFile: /etc/pdpool/keys, saltFile: /etc/pdpool/salt}
+tenants: [{key: team-a, models: [], adapters: [], weight: 1, priority: 0, requestsPerSecond: 0, concurrent: 0}]
+tls: {certFile: "", keyFile: ""}
+forwardHeaders: []
+"""
+
+
+def test_a_file_may_say_everything() -> None:
+    """Every field that the contract has is read, and its defaults are those that the contract gives."""
+    config = router_config.parse(EVERYTHING)
+    smallest = router_config.from_mapping(SMALLEST)
+    assert (config.limits, config.tls, config.routing) == (smallest.limits, smallest.tls, smallest.routing)
+    assert config.tenants == (router_config.Tenant(key="team-a"),)
+
+
 def test_the_published_schema_is_that_of_the_models() -> None:
     """The schema of the file knows every section, and nothing else."""
     published = Path(__file__).parents[2] / router_config_schema.DEFAULT_FILE
