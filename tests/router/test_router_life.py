@@ -197,7 +197,8 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         listed = [{"role": "prefill", "url": f"http://p{n}:1"} for n in range(PREFILLS)]
         listed += [{"role": "decode", "url": f"http://d{n}:1"} for n in range(DECODES)]
-        self.router = Router(config(listed), rng=random.Random(1))
+        approximate = {"index": {"source": "Approximate"}}  # no feed of events, which needs the event loop
+        self.router = Router(config(listed, routing=approximate), rng=random.Random(1))
         self.transport = self.router._forwarder.transport = DrivenTransport()  # type: ignore[misc]
         self.all = static.endpoints(self.router.config.endpoints.static)
         self.router.endpoints.on_gone(self.transport.drop)

@@ -122,6 +122,21 @@ async def test_what_an_old_revision_handed_over_goes_to_no_new_one(site: MakeSit
     assert await here.metric("orphaned_prefills_total") == 1
 
 
+async def test_a_router_whose_pod_terminates_serves_on_and_sends_its_clients_away(site: MakeSite) -> None:
+    """Each answer ends its connection, streams included, and a client that connects anew is served as before."""
+    here = await site()
+    here.d.set_pace(step_s=0.02)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "stream": True}
+    async with here.client.stream("POST", "/v1/completions", json=body) as running:
+        here.router._retire()
+        assert (await running.aread()).endswith(b"data: [DONE]\n\n")
+    answers = [await here.complete() for _ in range(5)]
+    assert {(answer.status_code, answer.headers["connection"]) for answer in answers} == {(200, "close")}
+    admin = f"http://127.0.0.1:{here.router.admin_port}"
+    assert (await here.client.get(f"{admin}/readyz")).status_code == 200
+    assert (await here.client.get("/health")).status_code == 200
+
+
 # --- as Anthropic's clients read it ----------------------------------------------------------------------------------
 async def test_errors_of_messages_have_anthropics_shape(site: MakeSite) -> None:
     """`type` stands twice, as its clients go by it; what OpenAI's shape tells is there besides."""
