@@ -55,15 +55,23 @@ class Story:
 
     def checked(self, move: Callable[[], Any]) -> None:
         """A move of the operator or of Kubernetes takes nothing that is needed."""
-        before = self.cluster.serving()
+        before, held = self.cluster.serving(), self.cluster.decided_gpus()
         move()
         assert self.acted is not None
         need = needed(self.acted)
+        if self._is_over_cap(max(held, self.cluster.decided_gpus())):
+            return
         # Where a role changes within its revision, that role alone is looked at.
         is_plain = all(need.values()) and not any(len(each.sets) > 1 for each in self.cluster.deployments.values())
         for pairing in (*self.strict, *([Pairing.ROUTED] if is_plain else [])):
             had, has = self._capacity(before, pairing), self._capacity(self.cluster.serving(), pairing)
             assert bearable(had, has, need), (pairing, had, has, need)
+
+    def _is_over_cap(self, held: int) -> bool:
+        """A cap that leaves room for no replica of the desired revision comes before everything else."""
+        assert self.acted is not None
+        largest = max(pace.accelerators for pace in self.acted.paces.values())
+        return self.acted.max_gpus is not None and held + largest > self.acted.max_gpus
 
     def _capacity(self, serving: list[tuple[str, Role, int]], pairing: Pairing) -> Capacity:
         assert self.acted is not None
@@ -304,19 +312,28 @@ def wanted(draw: st.DrawFn) -> Desired:
     sizes = {role: draw(st.integers(0, 4)) for role in roles}
     revision = draw(st.sampled_from("abc" if P in roles else "xyz"))
     of_roles = {role: replace(draw(paces), accelerators=GPUS[revision]) for role in roles}
+    # A cap that leaves no surge to a role of which no replica may be missing is refused before anything is planned.
+    is_capped = all(pace.max_unavailable for pace in of_roles.values()) and draw(st.booleans())
+    total = sum(sizes[role] * pace.accelerators for role, pace in of_roles.items())
     return desired(
         revision,
         sizes,
         of_roles,
         template=draw(st.sampled_from(["t", "u"])),
         alone=draw(st.booleans()),
+        max_gpus=total + draw(st.integers(0, 3)) if is_capped else None,
     )
 
 
 MOVES = ("look", "look", "look", "control", "control", "control", "start", "start", "end", "wait", "edit", "fail")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(st.data())
 def test_nothing_that_is_needed_is_ever_taken(data: st.DataObject) -> None:
     """Over random edits, failures and orders of events: capacity, sizes, one end, and rest.

@@ -47,7 +47,11 @@ def fit_older(draft: Sketch) -> None:
     """Of older revisions goes what never served and what has finished; where too few serve, marks are taken off."""
     for where in PLACES:
         for side in (*filter(None, [draft.at(where)]), *draft.older_at(where)):
-            short = 0 if draft.is_widowed(side) else draft.need[where] - draft.capacity(Pairing.SINGLE)[where]
+            # What went for the cap's sake does not come back for that of the sizes.
+            is_over = not side.template and over_cap(draft)
+            short = draft.need[where] - draft.capacity(Pairing.SINGLE)[where]
+            if draft.is_widowed(side) or is_over:
+                continue
             _restore(side, min(short, len(side.aside) - side.parting))
     has_arrived = draft.arrived()
     for side in draft.older:
@@ -132,11 +136,10 @@ def make_room(draft: Sketch) -> None:
 
 def over_cap(draft: Sketch) -> bool:
     """True when `maxGpus` leaves no room for even one replica of the desired revision that is missing."""
-    cap = draft.desired.max_gpus
-    smallest = min(
-        (side.member.accelerators for side in draft.current.values() if draft.missing(side.place)), default=0
-    )
-    return cap is not None and bool(smallest) and headroom(draft, ending=0) < smallest
+    missing = (side.member.accelerators for side in draft.current.values() if draft.missing(side.place))
+    smallest = min(missing, default=0)
+    held = sum(side.held * side.member.accelerators for side in draft.sides)
+    return draft.desired.max_gpus is not None and bool(smallest) and draft.desired.max_gpus - held < smallest
 
 
 def _yield_to_cap(draft: Sketch) -> None:
