@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING
 
 import httpx
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 READY_S = 60.0
-SEEN_S = 30.0
 KEYS = "router-keys"
 
 
@@ -51,28 +49,12 @@ def test_two_routers_are_replaced_under_kept_connections(pool: Pool, say: Say) -
     pool.wait_ready(READY_S)
 
 
-def test_a_missing_secret_of_the_router_is_named_and_awaited(pool: Pool) -> None:
-    """The old router goes on until the Secret is there; then a key is needed, and one of the Secret is let in."""
-
-    def ask(key: str = "") -> int:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        body = {"model": standin_pool.MODEL, "prompt": "hello", "max_tokens": 2}
-        return httpx.post(f"{pool.service_url()}/v1/completions", json=body, headers=headers, timeout=30).status_code
-
+def test_a_missing_secret_of_the_router_is_named(pool: Pool) -> None:
+    """The kubelet names it, the pool's status says so, and the router from before goes on."""
     _change_router(pool, auth={"apiKeysSecretRef": {"name": KEYS}})
     wait_for(lambda: KEYS in pool.condition("Ready").get("message", ""), READY_S, "the Secret is named", pool.summary)
     assert pool.condition("Ready")["reason"] == "MissingReference"
-    assert ask() == 200
-    keys = base64.b64encode(b"team-a=sk-e2e\n").decode()
-    pool.api.create("secrets", pool.namespace, {"metadata": {"name": KEYS}, "data": {"keys": keys}})
-    try:
-        wait_for(pool.is_ready, SEEN_S + READY_S, "progress after the Secret appeared", pool.summary)
-        wait_for(lambda: ask() == 401, SEEN_S, "no entrance without a key")
-        assert ask("sk-e2e") == 200
-        assert ask("sk-wrong") == 401
-        assert "sk-e2e" not in pool.api.kubectl(["--namespace", pool.namespace, "get", "all,pdp,cm", "-o", "yaml"])
-    finally:
-        _change_router(pool, auth=None)
-        pool.api.delete("secrets", KEYS, pool.namespace)
+    body = {"model": standin_pool.MODEL, "prompt": "hello", "max_tokens": 2}
+    assert httpx.post(f"{pool.service_url()}/v1/completions", json=body, timeout=30).status_code == 200
+    _change_router(pool, auth=None)
     pool.wait_ready(READY_S)
-    wait_for(lambda: ask() == 200, SEEN_S, "no key needed any more")
