@@ -40,7 +40,7 @@ fmt: install ## Format and mend what can be mended
 
 .PHONY: unit
 unit: install ## Tests that need no cluster and no engine
-	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser"
+	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser and not argocd"
 
 .PHONY: test-api
 test-api: install ## Tests against a real API server
@@ -53,6 +53,10 @@ e2e: install ## Tests on the real cluster, with real engines
 .PHONY: test-page
 test-page: install ## The router's page in real Chromium (installs it, 120 MB; outside `make test`)
 	@$(PYTEST) -v -m browser tests/browser
+
+.PHONY: e2e-argocd
+e2e-argocd: install ## Real Argo CD syncs the chart and pools from git (builds it once, 15 min; outside `make test`)
+	@$(PYTEST) -v -m argocd tests/argocd
 
 .PHONY: test-engine-real
 test-engine-real: install ## The table of exchanges on real vLLM

@@ -93,7 +93,8 @@ def _cores() -> tuple[int, int]:
     return cores[1], cores[0]
 
 
-def _ours(program: Path, place: Place, folder: Path) -> list[str]:
+def our_command(program: Path, place: Place, folder: Path) -> list[str]:
+    """The command line of our router at that place; its configuration is written to the folder."""
     static = [
         {"role": role, "url": url}
         for role, urls in (("prefill", place.prefill_urls), ("decode", place.decode_urls))
@@ -132,7 +133,7 @@ def _start_routers(
 ) -> list[Contestant]:
     ports = iter(free_ports(4))
     places = [Place(*engines, port=next(ports), admin_port=next(ports)) for _ in range(2)]
-    commands = {"ours": _ours(program, places[0], logs), "peer": VLLM_ROUTER.command(places[1])}
+    commands = {"ours": our_command(program, places[0], logs), "peer": VLLM_ROUTER.command(places[1])}
     titles = {"ours": f"pdpool-router {version('pdpool-router')}", "peer": VLLM_ROUTER.title}
     contestants = []
     for (name, command), place in zip(commands.items(), places, strict=True):

@@ -129,7 +129,8 @@ def _kubeconfig(chosen: argparse.Namespace) -> None:
 def _build(chosen: argparse.Namespace) -> None:
     progress = Progress("build")
     debian.ensure(debian.NODE_PACKAGES, progress)
-    for name, path in binaries.ensure(binaries.PROGRAMS, progress).items():
+    wanted = [name for name in binaries.PROGRAMS if name not in binaries.ON_REQUEST]
+    for name, path in binaries.ensure(wanted, progress).items():
         print(f"{name}\t{path}")
     if chosen.clean_go_caches:
         binaries.clean_go_caches()

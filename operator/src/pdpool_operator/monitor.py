@@ -105,7 +105,7 @@ class Monitor:
         engines, routers = await asyncio.gather(self._engines(observed, spec), self._routers(observed))
         history = self._history.with_reading(engines, self._clock())
         self._history = health.transfer(history, spec.transfer.bandwidth_gbps)
-        self._routing = health.routing(routers, wants_events=wants_events(spec))
+        self._routing = health.routing(routers, wants_events=spec.router.routing.index.source == "Events")
         if self._said(spec) != before:
             self._wake()
 
@@ -141,12 +141,6 @@ class Monitor:
         except UnreadError as fault:
             _log.debug("not read", pool=str(self._ref), fault=str(fault))
             return None
-
-
-def wants_events(spec: InferencePoolSpec) -> bool:
-    """True when the routers' index is to rest on the engines' events."""
-    index = getattr(spec.router.routing, "index", None)
-    return index is None or index.source == "Events"
 
 
 def _transfers(page: Page) -> Transfers:

@@ -65,7 +65,7 @@ class Transport:
         try:
             async with asyncio.timeout(connect_s):
                 _, upstream = await asyncio.get_running_loop().create_connection(
-                    lambda: Upstream(self, endpoint, self.shelf(endpoint)), endpoint.host, endpoint.port
+                    lambda: Upstream(self, endpoint), endpoint.host, endpoint.port
                 )
         except (OSError, TimeoutError, UnicodeError) as fault:  # the last: a name that cannot be one of a host
             raise ConnectFailed("No connection to the engine.") from fault
@@ -88,9 +88,10 @@ class Transport:
         finally:
             upstream.abandon_for(receiver)
 
-    def made(self, upstream: Upstream) -> None:
-        """A connection is there."""
+    def made(self, upstream: Upstream) -> Shelf:
+        """A connection is there; where it is to be kept."""
         self._connections.add(upstream)
+        return self.shelf(upstream.endpoint)
 
     async def fetch(self, endpoint: Endpoint, path: str, timeout_s: float) -> tuple[int, bytes]:
         """Status and body of a GET.
@@ -125,10 +126,13 @@ class Transport:
         now_s = monotonic()
         for upstream in list(self._connections):
             upstream.expire_if_late(now_s)
-        for shelf in self._shelves.values():
+        used = {upstream.shelf for upstream in self._connections}
+        for uid, shelf in list(self._shelves.items()):
             # The oldest stand first: the last one kept is the first one used again.
             while shelf.idle and now_s - shelf.idle[0].heard_s > IDLE_KEPT_S:
                 shelf.idle.pop(0).close()
+            if shelf not in used:  # its endpoint may be gone
+                del self._shelves[uid]
 
     def close(self) -> None:
         """Closes every connection."""

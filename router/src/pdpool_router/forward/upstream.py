@@ -54,8 +54,8 @@ class Shelf:
 class Owner(Protocol):
     """Who keeps connections."""
 
-    def made(self, upstream: Upstream) -> None:
-        """A connection is there."""
+    def made(self, upstream: Upstream) -> Shelf:
+        """A connection is there; where it is to be kept."""
 
     def lost(self, upstream: Upstream) -> None:
         """A connection is gone."""
@@ -95,11 +95,11 @@ class Upstream(asyncio.Protocol):
         "was_at_chunk_boundary",
     )
 
-    def __init__(self, owner: Owner, endpoint: Endpoint, shelf: Shelf) -> None:
+    def __init__(self, owner: Owner, endpoint: Endpoint) -> None:
         self._owner = owner
         self.endpoint: Final = endpoint
-        self.shelf: Final = shelf
-        """Where it is kept while it is idle."""
+        self.shelf: Shelf
+        """Where it is kept while it is idle; known once the connection is made."""
         self._transport: asyncio.Transport | None = None
         self._write: Callable[[bytes], None]
         self._socket: socket.socket | None = None
@@ -222,7 +222,7 @@ class Upstream(asyncio.Protocol):
         sock = self._socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._poller.register(sock.fileno(), select.POLLIN)
-        self._owner.made(self)
+        self.shelf = self._owner.made(self)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
