@@ -96,7 +96,7 @@ def test_every_row_of_values_is_taken_by_the_api_server(plane: Cluster) -> None:
         assert done.stdout.count("(server dry run)") == len(documents(text)), row
 
 
-@pytest.mark.parametrize("programs", [(HELM3, HELM3), (HELM4, HELM4), (HELM3, HELM4)], ids="-".join)
+@pytest.mark.parametrize("programs", [(HELM3, HELM3), (HELM3, HELM4)], ids="-".join)
 @pytest.mark.usefixtures("clean")
 def test_a_release_lives_from_install_to_adoption(
     plane: Cluster, api: Api, earlier: Path, tmp_path: Path, programs: tuple[str, str]
