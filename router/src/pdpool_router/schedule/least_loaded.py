@@ -58,17 +58,12 @@ def _fewest(endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance) ->
     if len(endpoints) == 1:
         return endpoints[0]
     requests, loads = snapshot.inflight.get, snapshot.loads
-    if loads:
-        counts = [requests(endpoint.uid, 0) + _others(endpoint, snapshot) for endpoint in endpoints]
-    else:
-        counts = [requests(endpoint.uid, 0) for endpoint in endpoints]
+    counts = [
+        requests(uid, 0) + (loads[uid].others if uid in loads else 0.0)
+        for uid in [endpoint.uid for endpoint in endpoints]
+    ]
     least = min(counts)
     if counts.count(least) == 1:
         return endpoints[counts.index(least)]
     tied = [endpoint for endpoint, count in zip(endpoints, counts, strict=True) if count == least]
     return tied[int(rng.random() * len(tied))]
-
-
-def _others(endpoint: Endpoint, snapshot: Snapshot) -> float:
-    load = snapshot.loads.get(endpoint.uid)
-    return load.others if load is not None else 0.0

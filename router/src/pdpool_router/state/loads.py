@@ -127,9 +127,12 @@ class Work:
     def end(self) -> None:
         """The leg is over, however it ended."""
         if self._state:
-            self.started()
+            load = self._kept.load
+            if self._state == 2:  # noqa: PLR2004 - see `started`
+                load.unstarted -= 1
+                load.unstarted_tokens -= self.tokens
             self._state = 0
-            self._kept.load.requests -= 1
+            load.requests -= 1
             _figure(self._kept)
 
     @property
