@@ -115,6 +115,10 @@ soak-router: install ## A million requests with cancels, resets and churn: memor
 bench-router: install peers ## CPU per request and per chunk beside a peer (QUICK=1, JSON=file)
 	@$(PY) -m e2e.bench.router
 
+.PHONY: bench-index
+bench-index: install ## What knowing prefixes costs: events, look-ups, memory, choices, a router at rest (QUICK=1, JSON=file)
+	@$(PY) -m e2e.bench.index
+
 .PHONY: bench-sim
 bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TRACE=file, QUICK=1, JSON=file, PLOT=file)
 	@PDPOOL_BENCH=--all-groups tools/install

@@ -66,6 +66,7 @@ class SumPolicy:
         """
         self._scorers = {_Legs.PREFILL: tuple(prefill), _Legs.DECODE: tuple(decode), _Legs.WHOLE: tuple(whole)}
         self._pickers = {legs: picker() for legs in _Legs}
+        self._gathered: dict[_Legs, tuple[tuple[Endpoint, ...], Mapping[str, Load], list[Load]]] = {}
         self.reads_prefixes = reads_prefixes
         self._skips_hops = skips_hops
 
@@ -144,13 +145,22 @@ class SumPolicy:
     def _choose(
         self, legs: _Legs, asked: Asked, endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance
     ) -> Chosen:
-        loads = _loads(endpoints, snapshot)
+        loads = self._loads_of(legs, endpoints, snapshot)
         costs = _sum(self._scorers[legs], asked, loads)
         if len(endpoints) == 1:
             return Chosen(endpoints[0], loads[0], costs[0])
         best = loads[costs.index(min(costs))]
         at = self._pickers[legs].pick(asked, costs, loads, _own_ms(asked, best, legs), rng)
         return Chosen(endpoints[at], loads[at], costs[at])
+
+    def _loads_of(self, legs: _Legs, endpoints: tuple[Endpoint, ...], snapshot: Snapshot) -> list[Load]:
+        """The candidates' loads; gathered anew when the membership, hence the tuple, is another."""
+        kept = self._gathered.get(legs)
+        if kept is not None and kept[0] is endpoints and kept[1] is snapshot.loads:
+            return kept[2]
+        loads = _loads(endpoints, snapshot)
+        self._gathered[legs] = (endpoints, snapshot.loads, loads)
+        return loads
 
     def _local(
         self, asked: Asked, found: Candidates, prefill: Chosen, snapshot: Snapshot, rng: Chance

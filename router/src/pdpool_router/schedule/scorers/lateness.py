@@ -27,5 +27,7 @@ class Lateness(msgspec.Struct, frozen=True):
     def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
         """Milliseconds per candidate."""
         tokens, get, patience_ms = asked.tokens, asked.cached.get, self.patience_ms
-        times = [load.wait_ms + (tokens - get(load.uid, 0)) * load.token_ms for load in loads]
-        return [time_ms * time_ms / patience_ms for time_ms in times]
+        return [
+            (time_ms := load.wait_ms + (tokens - get(load.uid, 0)) * load.token_ms) * time_ms / patience_ms
+            for load in loads
+        ]
