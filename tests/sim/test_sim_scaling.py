@@ -120,7 +120,7 @@ def test_rates_are_divided_by_what_a_replica_does() -> None:
     assert RIVALS["SLA predictive"](bounds).sizes(seen(flows))[0] == 3
 
 
-@pytest.mark.parametrize("rule", [OURS, "tick, default signals"])
+@pytest.mark.parametrize("rule", [OURS, "tick, queues and SLO"])
 def test_no_growth_without_load_whatever_metrics_do(rule: str) -> None:
     """A pool without requests never asks for more than it began with: readings lost, noisy, or gone for good."""
     empty = Slot(0.0, 2500, 250)

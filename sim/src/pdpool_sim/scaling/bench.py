@@ -41,7 +41,7 @@ TRACE_UNCACHED: Final = 0.85
 OURS: Final = "tick, token rates"
 RULES: Final[Mapping[str, Callable[[Bounds], Scaler]]] = {
     OURS: partial(Tick, rates=True),
-    "tick, default signals": partial(Tick, rates=False),
+    "tick, queues and SLO": partial(Tick, rates=False),
     **RIVALS,
 }
 DELAYS_S: Final = (30.0, 60.0, 600.0)
