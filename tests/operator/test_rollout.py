@@ -270,6 +270,15 @@ def test_a_mark_by_hand_is_left_alone() -> None:
     assert each.replicas == 2
 
 
+def test_a_deployment_that_was_taken_away_is_asked_for_as_before() -> None:
+    """Its pods may still be there: what is applied must be what was, to be known again."""
+    found = story(sizes=PAIR, paces=PACES)
+    seen = found.cluster.observed()
+    plan = next_step(replace(seen, children={}), found.want, found.cluster.now_s)
+    assert [child.body["spec"]["replicas"] for child in plan.apply] == [2, 3]
+    assert plan.apply == next_step(seen, found.want, found.cluster.now_s).apply
+
+
 def test_a_change_of_the_mode_moves_from_the_old_roles_to_the_new_one() -> None:
     """Aggregated replicas fill the place of decode; the pairs serve until they are there."""
     found = story(sizes=PAIR, paces=PACES, gpus=5)

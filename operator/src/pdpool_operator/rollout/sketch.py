@@ -205,7 +205,10 @@ def sketch(desired: Desired, members: tuple[Member, ...], now_s: float) -> Sketc
         side = _side(replace(by_key.get(key, absent), accelerators=desired.paces[child.role].accelerators))
         side.template = ownership.digest(ownership.without_none(child.body["spec"]["template"]))
         current[child.role] = side
-    rest = [_side(member) for member in members if member.key not in engines]
+    # Pods whose Deployment somebody took away are those of the one that is made, or taken back, now.
+    ours = {(side.member.role, side.member.revision) for side in current.values()}
+    others = (each for each in members if each.alive or (each.role, each.revision) not in ours)
+    rest = [_side(member) for member in others if member.key not in engines]
     weight = {side.member.revision: 0 for side in rest}
     for side in rest:
         weight[side.member.revision] += side.counting
