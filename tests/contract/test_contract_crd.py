@@ -157,8 +157,8 @@ def test_the_schema_holds_the_fields_that_something_acts_on() -> None:
     """The top level of a spec, so that a field cannot slip in unnoticed."""
     spec = _schema()["properties"]["spec"]
     assert list(spec["properties"]) == [
-        *("model", "engine", "mode", "transfer", "prefill", "decode", "maxGpus", "autoscaling", "slo", "router"),
-        "monitoring",
+        *("model", "engine", "mode", "transfer", "prefill", "decode", "maxGpus", "autoscaling"),
+        *("workload", "slo", "router", "monitoring"),
     ]
     assert spec["required"] == ["model", "decode"]
 

@@ -169,6 +169,46 @@ def test_the_first_rule_of_auto(spec: dict[str, Any], mode: str) -> None:
     assert auto(**spec).mode == mode
 
 
+WORK = {
+    "promptTokens": {"p50": 3000, "p99": 12_000},
+    "outputTokens": {"p50": 300, "p99": 1000},
+    "requestsPerSecond": 6,
+    "prefixHitRatio": 0.3,
+}
+AGAINST = [
+    ({"promptTokens": {"p50": 300}, "outputTokens": {"p50": 50}}, {}, "served faster whole"),
+    ({"prefixHitRatio": 0.9}, {}, "prefix hit ratio of 0.9"),
+    ({"promptTokens": {"p50": 8000}}, {"transfer": {"bandwidthGbps": 25}}, "over 25 Gb/s (below 100)"),
+    (
+        {"promptTokens": {"p50": 1000, "p99": 100_000}},
+        {"transfer": {"bandwidthGbps": 400}, "slo": {"ttftMilliseconds": 500}},
+        "more than half of the 500 ms",
+    ),
+    ({"promptTokens": {"p50": 60_000}, "outputTokens": {"p50": 20}}, {}, "of a median request (below 70%)"),
+    ({"promptTokens": {"p50": 1000}, "requestsPerSecond": 0.01}, {}, "busy 0% of the time"),
+]
+
+
+@pytest.mark.parametrize(("work", "spec", "why"), AGAINST, ids=[row[2] for row in AGAINST])
+def test_the_expected_requests_can_speak_against_two_roles(work: Any, spec: Any, why: str) -> None:
+    """Auto then runs one role; a spec that asks for two gets them, and a remark that says what speaks against them."""
+    roles = {"prefill": NVLINK, "decode": NVLINK}
+    workload = {**WORK, **work}
+    assert auto(workload=WORK, **roles).mode == "Disaggregated"
+    assert auto(workload=workload, **roles, **spec).mode == "Aggregated"
+    named = plan.decided(pool(mode="Disaggregated", workload=workload, **roles, **spec))
+    assert named.mode == "Disaggregated"
+    assert named.remark is not None
+    assert named.remark.reason == "ModeContradicted"
+    assert why in named.remark.message
+
+
+@pytest.mark.parametrize("work", [{}, {"promptTokens": {"p50": 100}}, {"outputTokens": {"p50": 10}}, WORK], ids=repr)
+def test_what_is_not_told_speaks_neither_way(work: Any) -> None:
+    """A workload of which half is known, or one that suits two roles, contradicts nothing."""
+    assert plan.decided(pool(mode="Disaggregated", workload=work, prefill=NVLINK, decode=NVLINK)).remark is None
+
+
 def test_an_unknown_model_is_aggregated_and_says_why() -> None:
     """Nothing is guessed about a model without sizes."""
     found = auto("org/unknown", prefill=NVLINK, decode=NVLINK)
@@ -196,6 +236,7 @@ def test_scaling_never_changes_a_mode_that_was_decided(prefill: int, decode: int
     [
         {"maxGpus": 64},
         {"transfer": {"leaseSeconds": 60}},
+        {"workload": {"requestsPerSecond": 6}},
         {"decode": {"hardware": "h200", "parallelism": {"tensor": 2}}},
         {"decode": {"hardware": "h100-sxm", "parallelism": {"tensor": 4}}},
     ],

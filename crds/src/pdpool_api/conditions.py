@@ -116,6 +116,8 @@ class Reason(StrEnum):
     """There is nothing to say."""
     MODEL_UNKNOWN = "ModelUnknown"
     """Mode Auto is Aggregated because the model's sizes are not known."""
+    MODE_CONTRADICTED = "ModeContradicted"
+    """The spec asks for two roles, and the workload that it describes speaks against them."""
     OPTIONAL_API_MISSING = "OptionalApiMissing"
     """The spec asks for an object whose kind the cluster does not have; it is made when the kind appears."""
     ENGINE_SETTING = "EngineSetting"

@@ -29,6 +29,7 @@ from pdpool_api.scaling_spec import PROMETHEUS_SIGNALS, REFUSED_SIGNALS, Autosca
 from pdpool_api.scaling_spec import words as signal_words
 from pdpool_api.schema import MAX_ITEMS, ApiModel, EnvVars, PullSecrets, Quantity, rule, rules
 from pdpool_api.served_model import Model, ModelShape
+from pdpool_api.workload_spec import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -233,6 +234,8 @@ class InferencePoolSpec(ApiModel):
     """Most accelerators of all engines together, surge included. Absent: no cap."""
     autoscaling: Autoscaling = Autoscaling()
     """Where the signals of autoscaled roles come from, and how often sizes are decided."""
+    workload: Workload | None = None
+    """What requests are expected: what mode Auto reasons from. What is not told is not guessed."""
     slo: Slo | None = None
     """What users of the pool should see."""
     router: Router = Router()

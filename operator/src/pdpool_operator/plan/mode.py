@@ -1,11 +1,12 @@
 """What mode Auto decides, and when it decides anew.
 
-Boundary: pure. The first rule, until a planner knows the load:
+Boundary: pure. The rule:
 
 1. Without a prefill in the spec, or without the model's sizes, one role.
 2. Fewer than 4 accelerators: one role. Two pools would be one card each.
 3. No fast way for KV (neither `transfer.rdma` nor NVLink on both profiles): one role.
-4. From 16 accelerators on, and from 4 on with NVLink: two roles.
+4. The expected requests speak against two roles (`workload`): one role.
+5. From 16 accelerators on, and from 4 on with NVLink: two roles.
 
 The decision is kept in `status.mode`, and what it rests on as a hash in `status.modeInputs`: the size of a role is not
 part of it, so that scaling never changes the mode.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pdpool_api import accelerators, hardware, models
 from pdpool_api.conditions import Reason
 from pdpool_api.names import Role
+from pdpool_operator.plan.workload import against_two_roles
 from pdpool_operator.records import Remark
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def decided(pool: InferencePool) -> Decision:
     """
     spec = pool.spec
     if spec.mode != "Auto":
-        return Decision(spec.mode)
+        return Decision(spec.mode, remark=_contradiction(spec))
     inputs = _inputs(spec)
     mode, remark = _by_rule(spec)
     if pool.status.mode_inputs == inputs and pool.status.mode == "Disaggregated" and spec.prefill is not None:
@@ -72,8 +74,16 @@ def _by_rule(spec: InferencePoolSpec) -> tuple[Mode, Remark | None]:
     count = total if spec.max_gpus is None else min(total, spec.max_gpus)
     on_nvlink = all(_has_nvlink(spec, role) for role in (Role.PREFILL, Role.DECODE))
     is_fast = on_nvlink or spec.transfer.rdma is not None
-    two = is_fast and count >= (FEWEST if on_nvlink else PAYS_FROM)
+    two = is_fast and count >= (FEWEST if on_nvlink else PAYS_FROM) and not against_two_roles(spec)
     return ("Disaggregated" if two else "Aggregated"), None
+
+
+def _contradiction(spec: InferencePoolSpec) -> Remark | None:
+    """What the expected requests say against a mode that the spec names."""
+    against = against_two_roles(spec) if spec.mode == "Disaggregated" else ""
+    if not against:
+        return None
+    return Remark(Reason.MODE_CONTRADICTED, f"spec.workload speaks against mode Disaggregated: {against}")
 
 
 def _has_nvlink(spec: InferencePoolSpec, role: Role) -> bool:
@@ -89,6 +99,7 @@ def _inputs(spec: InferencePoolSpec) -> str:
             mode="json", exclude={"bandwidth_gbps"} if spec.transfer.bandwidth_gbps is None else None
         ),
         "maxGpus": spec.max_gpus,
+        **({"workload": spec.workload.model_dump(mode="json")} if spec.workload is not None else {}),
         **({"slo": spec.slo.model_dump(mode="json")} if spec.slo is not None else {}),
         "roles": {
             name: None
