@@ -126,6 +126,8 @@ class Serving:
         return {
             "model": {"servedNames": ["tiny"]},
             "endpoints": {"pods": {"namespace": self.namespace, "pool": "llama", "uid": self.uid}},
+            # Equal prompts would stay with the engine that holds them.
+            "routing": {"policy": "LeastLoaded"},
         }
 
 
