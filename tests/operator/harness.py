@@ -9,7 +9,6 @@ import base64
 import contextlib
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 import yaml
 
+from e2e.engine.real import free_ports
 from pdpool_api import names
 
 if TYPE_CHECKING:
@@ -223,8 +223,5 @@ def _pem(holder: Json, field: str) -> bytes:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens at, out of the way of outgoing connections: tests on other workers make many."""
+    return free_ports(1)[0]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from e2e.engine.real import free_ports
 from e2e.engine.standin.events import EventsConfig, Publisher
 from pdpool_api.names import Role
 from pdpool_router.faults import ConnectFailed
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 SIZE = 16
 IDS = list(range(64))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        number: int = sock.getsockname()[1]
-        return number
 
 
 def stored(first: int, count: int, **fields: Any) -> dict[str, Any]:
@@ -76,7 +69,7 @@ class Site:
         self.telemetry = Telemetry()
         self.known = Prefixes(10_000)
         self.feed = KvEvents(self.known, self.telemetry, self.answers)
-        self.ports = (free_port(), free_port())
+        self.ports = tuple(free_ports(2))
         self.publisher = self.publish()
 
     def publish(self, **over: Any) -> Publisher:

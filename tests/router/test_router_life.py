@@ -119,7 +119,7 @@ class Engine:
     """The far end of one connection to an engine."""
 
     def __init__(self, owner: Transport, endpoint: Endpoint) -> None:
-        self.upstream = Upstream(owner, endpoint, owner.shelf(endpoint))
+        self.upstream = Upstream(owner, endpoint)
         self.wire = Wire(self.upstream.connection_lost)
         self.upstream.connection_made(cast("asyncio.Transport", self.wire))
         self.left: list[bytes] = []
