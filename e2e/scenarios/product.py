@@ -112,7 +112,10 @@ class Operator:
         return self.api.get("deployments", self.name, self.namespace)
 
     def _pods(self) -> list[JsonObject]:
-        return self.api.items("pods", self.namespace)
+        """Its own pods: that of `helm test` stays in the namespace when it has ended."""
+        deployment = self._deployment()
+        chosen = deployment["spec"]["selector"]["matchLabels"] if deployment else {}
+        return self.api.items("pods", self.namespace, ",".join(f"{key}={value}" for key, value in chosen.items()))
 
     def _is_rolled_out(self) -> bool:
         deployment = self._deployment()
