@@ -184,22 +184,21 @@ def _writes(cluster: Cluster, operator: Operator, pool: Pool, start: Any) -> lis
 def test_router_and_operator_meet_the_restricted_standard(
     api: ClusterApi, operator: Operator, namespaces: Namespaces, quiet: QuietPool
 ) -> None:
-    """The operator runs where the restricted Pod Security Standard is enforced, and a router pod would be let in."""
-    enforced = "pod-security.kubernetes.io/enforce"
-    home = api.get("namespaces", operator.namespace)
-    assert home is not None
-    assert home["metadata"]["labels"][enforced] == "restricted"
-
-    strict = namespaces.make("strict", {enforced: "restricted"})
-    router = api.get("deployments", child_name(quiet.pool.name, Role.ROUTER), quiet.pool.namespace)
-    assert router is not None
-    spec = copy.deepcopy(router["spec"]["template"]["spec"])
-    for key in ("serviceAccountName", "serviceAccount"):
-        spec.pop(key, None)  # of another namespace
-    api.request("POST", f"/api/v1/namespaces/{strict}/pods", query={"dryRun": "All"}, body=_pod("router", spec))
+    """Where the restricted Pod Security Standard is enforced, operator and router are let in, and no lesser pod."""
+    strict = namespaces.make("strict", {"pod-security.kubernetes.io/enforce": "restricted"})
+    deployments = (
+        api.get("deployments", operator.name, operator.namespace),
+        api.get("deployments", child_name(quiet.pool.name, Role.ROUTER), quiet.pool.namespace),
+    )
+    for each in deployments:
+        assert each is not None
+        spec = copy.deepcopy(each["spec"]["template"]["spec"])
+        for key in ("serviceAccountName", "serviceAccount"):
+            spec.pop(key, None)  # of another namespace
+        api.request("POST", f"/api/v1/namespaces/{strict}/pods", query={"dryRun": "All"}, body=_pod("one", spec))
     spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     with pytest.raises(ApiError, match="restricted"):
-        api.request("POST", f"/api/v1/namespaces/{strict}/pods", query={"dryRun": "All"}, body=_pod("router", spec))
+        api.request("POST", f"/api/v1/namespaces/{strict}/pods", query={"dryRun": "All"}, body=_pod("one", spec))
 
 
 def _pod(name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdpool_api.pool import InferencePool
 from pdpool_operator import health, monitor
-from pdpool_operator.health import History, Transfers
+from pdpool_operator.health import WINDOW_S, History, Transfers
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.metrics import Pages
 from pdpool_operator.records import PODS, POOLS, HealthVerdict, PoolRef
@@ -192,6 +192,46 @@ async def test_a_verdict_that_turns_wakes_the_pool_once(raw_pool: Json) -> None:
         assert said.transfer.message == "of 250 hand-offs in five minutes 50 failed and 0 expired"
         alone = watch.verdicts(observed, spec.in_mode("Aggregated"))
         assert alone.transfer is None
+    finally:
+        await watch.close()
+
+
+async def test_a_replica_that_takes_over_keeps_what_is_said_until_it_knows(raw_pool: Json) -> None:
+    """A restart turns no condition: what was said of transfers stays for the window, until this one has seen some."""
+    stands = [
+        {"type": "TransferHealthy", "status": "True", "reason": "Transferring", "message": "", "observedGeneration": 1},
+        {
+            "type": "RoutingHealthy",
+            "status": "True",
+            "reason": "RoutingInformed",
+            "message": "",
+            "observedGeneration": 1,
+        },
+    ]
+    cluster = Cluster()
+    cluster.put(POOLS, {**raw_pool, "status": {"conditions": stands}})
+    cluster.put(PODS, pod("p", "prefill", "10.0.0.0", 200))
+    now = 1000.0
+    ref = PoolRef("serving", "tiny")
+    woken: list[None] = []
+    watch = monitor.Monitor(
+        ref, cluster, Told({"10.0.0.0:8000": transfers(0)}), lambda: woken.append(None), clock=lambda: now
+    )
+    observed = cluster.observed(ref)
+    assert observed is not None
+    spec = InferencePool.parse(raw_pool).spec
+    try:
+        first = watch.verdicts(observed, spec)
+        assert first.transfer is not None
+        assert (first.transfer.reason, first.routing.reason) == ("Transferring", "RoutingInformed")
+        await watch.read()
+        young = watch.verdicts(observed, spec)
+        assert young.transfer == first.transfer
+        now += WINDOW_S + 1
+        await watch.read()
+        old = watch.verdicts(observed, spec)
+        assert old.transfer is not None
+        assert old.transfer.reason == "NoTraffic"
     finally:
         await watch.close()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from pdpool_api import names
-from pdpool_api.conditions import Reason
+from pdpool_api.conditions import ConditionType, Reason
 from pdpool_api.engines import vllm
 from pdpool_api.engines.vllm import metrics
 from pdpool_api.names import ROUTER_METRICS_PREFIX, Role
@@ -70,12 +70,18 @@ class Monitor:
         self._spec: InferencePoolSpec | None = None
         self._history = History()
         self._routing = _UNREAD_ROUTING
+        self._stood = _UNREAD_TRANSFER
+        """What the status said of transfers when this replica began to read them."""
+        self._began_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def verdicts(self, observed: Observed, spec: InferencePoolSpec) -> PoolHealth:
         """What the last reading says of the pool, whose mode is decided; reading begins with the first call."""
         if observed.uid != self._uid:
-            self._uid, self._history, self._routing = observed.uid, History(), _UNREAD_ROUTING
+            self._uid, self._history, self._began_s = observed.uid, History(), self._clock()
+            # A replica that has just taken over knows less than what is said already.
+            self._stood = _said_before(observed, ConditionType.TRANSFER_HEALTHY) or _UNREAD_TRANSFER
+            self._routing = _said_before(observed, ConditionType.ROUTING_HEALTHY) or _UNREAD_ROUTING
         self._spec = spec
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"monitor {self._ref}")
@@ -110,7 +116,10 @@ class Monitor:
             self._wake()
 
     def _said(self, spec: InferencePoolSpec) -> PoolHealth:
-        transfer = self._history.verdict or _UNREAD_TRANSFER
+        transfer = self._history.verdict
+        is_young = self._clock() - self._began_s < health.WINDOW_S
+        if transfer is None or (is_young and transfer.reason == Reason.NO_TRAFFIC):
+            transfer = self._stood
         return PoolHealth(transfer if spec.disaggregated else None, self._routing)
 
     async def _engines(self, observed: Observed, spec: InferencePoolSpec) -> dict[str, Transfers]:
@@ -141,6 +150,13 @@ class Monitor:
         except UnreadError as fault:
             _log.debug("not read", pool=str(self._ref), fault=str(fault))
             return None
+
+
+def _said_before(observed: Observed, kind: ConditionType) -> HealthVerdict | None:
+    for each in (observed.pool.get("status") or {}).get("conditions", ()):
+        if each["type"] == kind:
+            return HealthVerdict(each["status"], each["reason"], each["message"])
+    return None
 
 
 def _transfers(page: Page) -> Transfers:
