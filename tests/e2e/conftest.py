@@ -18,7 +18,7 @@ from e2e.engine import install, model
 from e2e.scenarios import host_links, product, standin_pool
 from e2e.scenarios.api import ClusterApi
 from e2e.scenarios.node_images import load_images
-from e2e.scenarios.pools import Pool
+from e2e.scenarios.pools import Pool, wait_for
 from e2e.scenarios.quickstart import Newcomer
 from e2e.scenarios.startup import StartupWatch
 
@@ -144,7 +144,14 @@ class QuietPool:
 def quiet(cluster: Cluster, api: ClusterApi, namespace: str, say: Say) -> QuietPool:
     """A pool of stand-in engines that no test touches."""
     pool = _standin(api, "quiet", namespace, say)
+    # Its routers are read some seconds after it is ready; that turns a condition once.
+    wait_for(lambda: _routing(pool) == "True", STANDIN_READY_S, "its routers read", pool.summary)
     return QuietPool(pool, cluster.audit.now(), time.monotonic())
+
+
+def _routing(pool: Pool) -> str:
+    conditions = (pool.read() or {}).get("status", {}).get("conditions", ())
+    return next((each["status"] for each in conditions if each["type"] == "RoutingHealthy"), "")
 
 
 @pytest.fixture(scope="session")

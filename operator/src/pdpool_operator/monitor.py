@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PERIOD_S: Final = 20.0
 _GAUGES: Final = ("kv_events_missing", "index_approximate")
+_USE_PREFIXES: Final = ("KvAware", "Prefix")
+"""Policies that ask what engines have cached."""
 _COUNTERS: Final = {
     "done": metrics.TRANSFERS,
     "seconds": metrics.TRANSFER_SECONDS,
@@ -111,7 +113,9 @@ class Monitor:
         engines, routers = await asyncio.gather(self._engines(observed, spec), self._routers(observed))
         history = self._history.with_reading(engines, self._clock())
         self._history = health.transfer(history, spec.transfer.bandwidth_gbps)
-        self._routing = health.routing(routers, wants_events=spec.router.routing.index.source == "Events")
+        routing = spec.router.routing
+        wants_events = routing.index.source == "Events" and routing.policy in _USE_PREFIXES
+        self._routing = health.routing(routers, wants_events=wants_events)
         if self._said(spec) != before:
             self._wake()
 
