@@ -93,8 +93,7 @@ class Thresholds:
         prefill, decode = kept(seen)
         pending = bool(seen.prefill.starting or seen.decode.starting or seen.prefill.pending or seen.decode.pending)
         queued = flows.prefill_waiting * seen.prompt_tokens / max(1, len(seen.prefill.ready)) / self._context
-        ready = max(1, len(seen.decode.ready))
-        used = flows.kv_usage * (1 + flows.decode_waiting / max(1.0, flows.decode_running)) if ready else 1.0
+        used = flows.kv_usage * (1 + flows.decode_waiting / max(1.0, flows.decode_running))
         return (
             _stepped(prefill, grow=queued >= 1.0 and not pending, shrink=queued < 0.1),  # noqa: PLR2004 - as documented
             _stepped(decode, grow=used > 1.0 and not pending, shrink=used < 0.6),  # noqa: PLR2004
