@@ -17,6 +17,7 @@ from pdpool_operator.observe.relist import Relist
 from pdpool_operator.probes import STALE_S, Probes, serving
 from pdpool_operator.records import HTTP_ROUTES, POOLS, SERVICES, WATCHED
 from tests.operator.harness import free_port
+from tests.operator.loopback import answering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,14 +44,8 @@ class Server:
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     found = Server()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield found
-    await runner.cleanup()
+    async with answering(found.handle) as found.url:
+        yield found
 
 
 def connected(server: Server, **limits: Any) -> Kube:

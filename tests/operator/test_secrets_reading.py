@@ -13,6 +13,7 @@ from pdpool_api import names
 from pdpool_operator.kube import Kube
 from pdpool_operator.observe.secrets import Secrets
 from pdpool_operator.records import Observed, PoolRef, SecretEntry, SecretsSeen
+from tests.operator.loopback import answering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,14 +48,8 @@ class Store:
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
     found = Store()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield found
-    await runner.cleanup()
+    async with answering(found.handle) as found.url:
+        yield found
 
 
 def connected(store: Store) -> Kube:
