@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pdpool_api.names import Role
@@ -394,6 +396,38 @@ def test_a_cancelled_request_lets_a_waking_pool_go_back() -> None:
     gateway[Measure.QUEUED] = 0.0
     assert clock.run(285)[DECODE] == 1
     assert clock.run(30)[DECODE] == 0
+
+
+def test_a_router_that_is_not_heard_keeps_a_pool_above_zero() -> None:
+    """It may hold requests, or run them, that nobody else knows of."""
+    partial = {"is": True}
+    idle = RoleReading(1, pods(1, waiting=0, running=0, kv_usage=0))
+    seen = Observation({PREFILL: idle, DECODE: idle}, QUIET)
+    clock = Clock(limits(ZERO, ZERO), lambda _now, _sizes: replace(seen, partial=partial["is"]))
+    assert clock.run(900)[DECODE] == 1
+    partial["is"] = False
+    assert clock.run(330)[DECODE] == 0
+
+
+@pytest.mark.parametrize("running", [0, 3])
+def test_engines_alone_do_not_tell_that_a_busy_role_has_no_queue(running: int) -> None:
+    """The queue stands in the routers, of which nobody tells: who runs something is kept, who does not may go."""
+    of = limits({"maxReplicas": 8, **QUEUE_10}, 1)
+    faults = {Measure.QUEUED: "http://prometheus:9090: no series pdpool_router_queued of this pool"}
+    seen = reading(*pods(4, waiting=0, running=running), *pods(2, first=4, waiting=0, running=0), faults=faults)
+    clock = Clock(of, lambda _now, _sizes: Observation({PREFILL: seen}))
+    assert clock.run(600)[PREFILL] == (4 if running else 1)
+    assert clock.last is not None
+    assert clock.last.roles[PREFILL].unknown == ""
+    assert clock.last.roles[PREFILL].missing == f"QueueDepth of the routers ({faults[Measure.QUEUED]})"
+
+
+def test_a_queue_in_the_routers_grows_a_role_whose_engines_tell_nothing() -> None:
+    """What is known asks for growth; what is not known keeps it from shrinking."""
+    of = limits({"maxReplicas": 8, **QUEUE_10}, 1)
+    assert once(of, Observation({PREFILL: reading(*pods(2))}, {Measure.QUEUED: 50.0})).roles[PREFILL].size == 5
+    nothing = once(of, Observation({PREFILL: reading(*pods(2))}, {Measure.QUEUED: 0.0})).roles[PREFILL]
+    assert (nothing.size, nothing.reason) == (2, "SignalsUnknown")
 
 
 @pytest.mark.parametrize(

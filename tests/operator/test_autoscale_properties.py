@@ -221,6 +221,63 @@ def test_a_role_never_shrinks_below_what_is_known(case: tuple[Limits, Memory, Ob
             assert each.size >= max(own) - 1e-6
 
 
+@st.composite
+def queues(draw: st.DrawFn) -> tuple[Observation, Observation]:
+    """A prefill role that its replicas can carry, as everybody tells it, and as it looks when some tell nothing.
+
+    An engine tells all of its page or nothing, and so does each of two routers. Who has been sent something runs.
+    """
+    pages, told = [], []
+    for _ in range(draw(st.integers(1, 6))):
+        running = draw(st.integers(0, 3))
+        waiting = draw(st.integers(0, 4)) if running else 0
+        pages.append({Measure.WAITING: float(waiting), Measure.RUNNING: float(running), Measure.KV_USAGE: 0.0})
+        # What one pod has on target is 10: of waiting and sent requests the larger, and its share of the queue.
+        told.append([float(draw(st.integers(0, 4))) if running else 0.0 for _ in range(2)])
+    queued = [1.0 if all(page[Measure.RUNNING] for page in pages) else 0.0] * 2
+    heard = [draw(st.booleans()) for _ in range(2)]
+    silent = [draw(st.booleans()) for _ in pages]
+
+    def seen(routers: list[bool], lost: list[bool]) -> Observation:
+        pods = []
+        for number, (page, sent) in enumerate(zip(pages, told, strict=True)):
+            values = {} if lost[number] else dict(page)
+            if any(routers):
+                values[Measure.UNSTARTED] = sum(each for each, is_heard in zip(sent, routers, strict=True) if is_heard)
+                values[Measure.UNSTARTED_PROMPT_TOKENS] = values[Measure.UNSTARTED]
+            pods.append(PodReading(f"p{number}", values=values))
+        total = sum(each for each, is_heard in zip(queued, routers, strict=True) if is_heard)
+        gateway = {Measure.QUEUED: total, Measure.INFLIGHT: total} if any(routers) else {}
+        return Observation({PREFILL: RoleReading(len(pods), tuple(pods))}, gateway, partial=not all(routers))
+
+    return seen([True, True], [False for _ in pages]), seen(heard, silent)
+
+
+@given(queues(), st.sampled_from(["QueueDepth", "QueuedPromptTokens"]))
+def test_who_is_not_heard_shrinks_nothing(case: tuple[Observation, Observation], signal: str) -> None:
+    """Of a load that fits, forgetting any engine or router gives up no replica that the whole would have kept."""
+    whole, less = case
+    of = limits(
+        {"maxReplicas": 8, "scaleDown": {"stabilizationSeconds": 0}, "signals": [{"type": signal, "target": 10}]}
+    )
+    kept = {seen is whole: autoscale.tick(seen, Memory(), of, NOW).roles[PREFILL].size for seen in (whole, less)}
+    assert kept[False] >= kept[True]
+
+
+@given(st.sampled_from(all_signals.ALL), st.lists(st.floats(0, 50), min_size=1, max_size=5))
+def test_a_router_that_is_not_heard_makes_every_signal_cautious(signal: all_signals.Signal, told: list[float]) -> None:
+    """What its fellows tell may grow a role, and no ready replica is given up on it."""
+    if any(autoscale.source_of(each) != "routers" for each in signal.NEEDS):
+        return
+    pods = tuple(PodReading(f"p{number}", values=dict.fromkeys(Measure, value)) for number, value in enumerate(told))
+    view = View(PREFILL, RoleReading(len(pods), pods), dict.fromkeys(Measure, told[0]))
+    whole, part = signal.demand(view, 20.0), signal.demand(replace(view, partial=True, blind=True), 20.0)
+    assert whole is not None
+    assert part is not None
+    assert part.known == whole.known
+    assert part.cautious >= max(whole.cautious, 20.0 * len(pods) - 1e-6)
+
+
 @given(ticks(), st.randoms(use_true_random=False))
 def test_the_order_of_pods_means_nothing(case: tuple[Limits, Memory, Observation], chance: random.Random) -> None:
     """Pods in another order give the same decision."""

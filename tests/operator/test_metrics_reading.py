@@ -67,6 +67,12 @@ def pod(role: Role, name: str, ip: str | None, *, ready: bool = True) -> dict[st
     }
 
 
+def leaving(of: dict[str, Any]) -> dict[str, Any]:
+    """The pod while it is being deleted: not ready any more, and still running."""
+    ended = {**of["status"], "conditions": [], "containerStatuses": [{"state": {"running": {}}}]}
+    return {**of, "metadata": {**of["metadata"], "deletionTimestamp": "2026-01-01T01:00:00Z"}, "status": ended}
+
+
 def observed(*pods: dict[str, Any], replicas: int = 2) -> Observed:
     live = {"metadata": {"labels": {names.LABEL_ROLE: "decode"}}, "spec": {"replicas": replicas}}
     return Observed(
@@ -140,14 +146,27 @@ async def test_engines_and_routers_are_asked_themselves(reader: Any, ports: Any)
     )
     values = {each.name: dict(each.values) for each in seen.of(DECODE).pods}
     assert values == {
-        "d0": {Measure.WAITING: 2.0, Measure.KV_USAGE: 0.4, Measure.UNSTARTED: 7.0},
-        "d1": {Measure.WAITING: 0.0, Measure.UNSTARTED: 1.0},
+        "d0": {Measure.WAITING: 2.0, Measure.RUNNING: 0.0, Measure.KV_USAGE: 0.4, Measure.UNSTARTED: 7.0},
+        "d1": {Measure.WAITING: 0.0, Measure.RUNNING: 0.0, Measure.UNSTARTED: 1.0},
         "d2": {},
     }
     assert seen.gateway == {Measure.QUEUED: 4.0}
     assert seen.of(DECODE).size == 2
     assert [each.start_s for each in seen.of(DECODE).pods] == [40.0, 40.0, None]
     assert not seen.of(DECODE).faults
+
+
+async def test_a_router_that_is_not_heard_is_known_to_be_missing(reader: Any, ports: Any) -> None:
+    """One of two that serve gives no page: what the other tells is the least; one that drains may be silent."""
+    ports(ROUTER, "127.0.1.3", router_page(queued=3))
+    silent = ports(ROUTER, "127.0.1.4", b"")
+    silent.answer = lambda _path: (503, b"")
+    ports(ROUTER, "127.0.1.5", router_page(queued=2))
+    routers = [pod(ROUTER, "r0", "127.0.1.3"), pod(ROUTER, "r1", "127.0.1.4"), leaving(pod(ROUTER, "r2", "127.0.1.5"))]
+    seen = await reader().read(*routers)
+    assert (seen.gateway[Measure.QUEUED], seen.partial) == (5.0, True)
+    seen = await reader().read(routers[0], leaving(routers[1]), routers[2])
+    assert (seen.gateway[Measure.QUEUED], seen.partial) == (5.0, False)
 
 
 async def test_a_source_that_tells_nothing_is_named(reader: Any, ports: Any) -> None:
@@ -205,6 +224,35 @@ async def test_series_of_pods_that_are_gone_or_elsewhere_do_not_count(reader: An
         seen = await each.read(pod(DECODE, "d0", None), pod(DECODE, "d1", None), pod(PREFILL, "p0", None))
     waiting = {one.name: one.values[Measure.WAITING] for role in (PREFILL, DECODE) for one in seen.of(role).pods}
     assert waiting == {"d0": 0.0, "d1": 0.0, "p0": 40.0}
+
+
+@pytest.mark.parametrize("scraped", [("r0",), ()])
+async def test_routers_that_prometheus_does_not_know_are_asked_themselves(
+    reader: Any, ports: Any, scraped: tuple[str, ...]
+) -> None:
+    """A queue stands in the routers: where only engines are scraped, or not all routers, their own word counts."""
+    ports(ROUTER, "127.0.1.3", router_page(queued=3, unstarted={"p0": 5}))
+    ports(ROUTER, "127.0.1.4", router_page(queued=4, unstarted={"p0": 1}))
+    routers = [pod(ROUTER, "r0", "127.0.1.3"), pod(ROUTER, "r1", "127.0.1.4")]
+
+    def answer(path: str) -> Any:
+        query = query_of(path)
+        if "pdpool_router_queued" in query:
+            return vector(*(series(each, 9) for each in scraped))
+        return vector(series("p0", 2)) if "num_requests" in query else vector()
+
+    with serving(answer) as server:
+        each = reader(autoscaling=of_prometheus(f"http://{server.address}"))
+        seen = await each.read(pod(PREFILL, "p0", None), *routers)
+        assert seen.gateway[Measure.QUEUED] == 7.0
+        assert seen.of(PREFILL).pods[0].values[Measure.UNSTARTED] == 6.0
+        assert seen.of(PREFILL).pods[0].values[Measure.WAITING] == 2.0
+        assert not seen.partial
+        seen = await each.read(pod(PREFILL, "p0", None), pod(ROUTER, "r9", None))
+        assert (seen.partial, seen.blind) == (True, True)
+        server.answer = lambda _path: (401, b"")
+        seen = await each.read(pod(PREFILL, "p0", None), *routers)
+        assert (seen.gateway, seen.of(PREFILL).pods[0].values) == ({}, {})
 
 
 @pytest.mark.parametrize(("new", "old", "usage"), [(0.97, None, 0.97), (None, 0.97, 0.97), (0.97, 0.1, 0.97)])

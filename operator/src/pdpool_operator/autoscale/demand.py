@@ -1,7 +1,8 @@
 """What a signal asks for: the total over a role's replicas, twice.
 
 Boundary: pure. A pod without metrics counts as 0 when growth is decided and as exactly on target when shrinkage is, so
-that what is not known neither grows nor shrinks a role.
+that what is not known neither grows nor shrinks a role. Where a router told nothing, what its fellows tell is the least
+that there is: it may grow a role, and shrinks none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ class View:
     role: Role
     reading: RoleReading
     gateway: Mapping[Measure, float]
+    partial: bool = False
+    """Some router told nothing."""
+    blind: bool = False
+    """What the routers know is not known, or not all of it."""
+
+    @property
+    def ready(self) -> tuple[PodReading, ...]:
+        """Pods that serve, and stay."""
+        return tuple(pod for pod in self.reading.staying if pod.ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ def over_pods(
     """
     values = [(pod, value(pod)) for pod in view.reading.staying]
     found = [each for _, each in values if each is not None]
-    if not found and (extra is None or view.reading.ready):
+    if not found and (extra is None or (view.reading.ready and not extra)):
         return None
     known = math.fsum(found) + (extra or 0.0)
     # Where none is ready, those that came so far hide what they cannot take: an outage is no lack of demand.
@@ -67,7 +77,8 @@ def from_latency(view: View, target_ms: float, value_ms: float | None, name: str
     if value_ms is None or not ready:
         return None
     total = value_ms * ready
-    return Demand(total, total, f"{name} {amount(value_ms)} ms with {ready} ready / {amount(target_ms)} ms")
+    cautious = max(total, target_ms * ready) if view.partial else total
+    return Demand(total, cautious, f"{name} {amount(value_ms)} ms with {ready} ready / {amount(target_ms)} ms")
 
 
 def amount(value: float) -> str:

@@ -119,6 +119,13 @@ class Observation:
     roles: Mapping[Role, RoleReading] = field(default_factory=dict)
     gateway: Mapping[Measure, float] = field(default_factory=dict)
     """Measures of the pool, told by its routers."""
+    partial: bool = False
+    """A router that serves told nothing: what its fellows tell is the least that there is."""
+
+    @property
+    def blind(self) -> bool:
+        """What the routers know is not known, or not all of it."""
+        return self.partial or Measure.QUEUED not in self.gateway
 
     def of(self, role: Role) -> RoleReading:
         """The reading of a role; an empty one when there is none."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pdpool_api.scaling_spec import GPU_SIGNALS
 from pdpool_operator.autoscale.demand import View
-from pdpool_operator.autoscale.measures import Source, source_of
+from pdpool_operator.autoscale.measures import Measure, Source, source_of
 from pdpool_operator.autoscale.memory import RISING
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Need:
 def need(role: Role, limits: RoleLimits, observation: Observation) -> Need:
     """What the signals of one role ask for."""
     reading = observation.of(role)
-    view = View(role, reading, observation.gateway)
+    view = View(role, reading, observation.gateway, observation.partial, observation.blind)
     ups: dict[str, float] = {}
     downs: dict[str, float] = {}
     words: dict[str, str] = {}
@@ -78,6 +78,8 @@ def need(role: Role, limits: RoleLimits, observation: Observation) -> Need:
             if target.signal.HOLDS:
                 downs[kind], words[kind] = float(reading.ready), f"{kind} unknown"
             continue
+        if Measure.QUEUED in target.signal.NEEDS - observation.gateway.keys() and Measure.QUEUED in reading.faults:
+            unknown.append(f"{kind} of the routers ({reading.faults[Measure.QUEUED]})")
         ups[kind], downs[kind] = demand.known / target.target, demand.cautious / target.target
         words[kind] = demand.words
     own = {kind: each for kind, each in ups.items() if kind not in GPU_SIGNALS}

@@ -1,7 +1,7 @@
 """Whether a pool that may go to zero is idle, and whether one at zero must wake.
 
-Boundary: pure. Idle is what is known to be idle: requests in routers and engines are zero, and no token was served
-since the last look. Probes and scrapes change none of these, so they keep nothing awake.
+Boundary: pure. Idle is what is known to be idle: every router tells, requests in them and in engines are zero, and no
+token was served since the last look. Probes and scrapes change none of these, so they keep nothing awake.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def idle_since(
 
 def _idle(observation: Observation, needs: Mapping[Role, Need], memory: Memory, limits: Limits) -> bool:
     told = observation.gateway
-    if any(told.get(each) != 0 for each in (Measure.QUEUED, Measure.INFLIGHT)):
+    if observation.partial or any(told.get(each) != 0 for each in (Measure.QUEUED, Measure.INFLIGHT)):
         return False
     served = told.get(Measure.SERVED_TOKENS)
     if memory.served_tokens is not None and served is not None and served > memory.served_tokens:

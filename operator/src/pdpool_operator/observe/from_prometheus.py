@@ -54,6 +54,8 @@ class FromPrometheus:
     async def read(self, needs: Collection[Measure], readings: Readings) -> None:
         """Takes what Prometheus tells into the readings; faults too, none is raised."""
         asked: list[Coroutine[None, None, None]] = []
+        if {*PER_ENDPOINT, *POOLED, *LATENCIES}.intersection(needs):
+            asked.append(self._unheard(readings))
         for measure in sorted(needs):
             if measure in ENGINE:
                 asked.append(self._of_engines(measure, readings))
@@ -124,6 +126,15 @@ class FromPrometheus:
             readings.gateway[measure] = sum(each.value for each in ours)
         if not ours:
             self._nothing(measure, name, readings)
+
+    async def _unheard(self, readings: Readings) -> None:
+        """Which routers it does not know: each of those that it does tells its queue."""
+        serving = {str(pod["metadata"]["name"]) for pod in workload.serving(self._observed, Role.ROUTER)}
+        try:
+            series = await self._prometheus.vector(f"{NAMES[Measure.QUEUED]}{{namespace={self._namespace}}}")
+        except UnreadError:
+            series = []
+        readings.unheard |= serving - {self._routers.of(each.labels) for each in series}
 
     async def _latency(self, measure: Measure, readings: Readings) -> None:
         pods = "|".join(sorted(pod["metadata"]["name"] for pod in workload.pods(self._observed, Role.ROUTER)))

@@ -123,7 +123,19 @@ class PoolMetrics:
             self._routers(observed, direct, readings, now, spec),
             self._ask_prometheus(observed, spec, limits, needs - direct, readings, now=now),
         )
+        asked = needs - direct
+        if readings.unheard and any(not asked.isdisjoint(values) for values in readings.pods.values()):
+            await self._ask_unheard(observed, asked, readings, now, spec)
         return readings.observation(observed, limits)
+
+    async def _ask_unheard(
+        self, observed: Observed, needs: frozenset[Measure], readings: Readings, now: float, spec: InferencePoolSpec
+    ) -> None:
+        """Asks routers themselves where a Prometheus knows the engines and not the routers, in whom a queue stands."""
+        themselves = Readings()
+        await self._routers(observed, needs, themselves, now, spec)
+        if len(themselves.unheard) < len(readings.unheard):
+            readings.take_over(themselves)
 
     async def _engines(
         self,
@@ -152,16 +164,19 @@ class PoolMetrics:
         wanted = needs & GATEWAY_NAMES.keys()
         if not wanted:
             return
-        routers = workload.serving(observed, Role.ROUTER)
+        serving = workload.serving(observed, Role.ROUTER)
+        # One that drains may hold requests, also such as a pool must wake for; it may be gone at any time, too.
+        routers = [*serving, *workload.draining(observed, Role.ROUTER)]
         lines = [GATEWAY_NAMES[measure] for measure in wanted]
         pages = await asyncio.gather(*(self._page(pod, names.ROUTER_ADMIN_PORT, lines) for pod in routers))
         told: dict[str, Page] = {}
         for pod, page in sorted(zip(routers, pages, strict=True), key=lambda each: each[0]["metadata"]["name"]):
-            if isinstance(page, UnreadError):
-                readings.fault(wanted, str(page))
-            else:
+            if not isinstance(page, UnreadError):
                 told[pod["metadata"]["uid"]] = page
-        if not routers:
+            elif pod in serving:
+                readings.fault(wanted, str(page))
+                readings.unheard.add(pod["metadata"]["name"])
+        if not serving:
             readings.fault(wanted, "no router is ready")
         owners = Owners(observed.ref.namespace, observed.pods)
         percentile = spec.slo.percentile if spec.slo is not None else 95.0

@@ -31,6 +31,8 @@ class Readings:
     """The first fault of each measure, without credentials."""
     query_faults: dict[Role, str] = field(default_factory=dict)
     unattributed: set[Role] = field(default_factory=set)
+    unheard: set[str] = field(default_factory=set)
+    """Routers that serve and told nothing."""
 
     def tell(self, pod: str, measure: Measure, value: float | None) -> None:
         """Takes in a value of a pod; None: unknown."""
@@ -42,11 +44,19 @@ class Readings:
         for measure in measures:
             self.faults.setdefault(measure, words)
 
+    def take_over(self, other: Readings) -> None:
+        """Takes in what another reading knows of the same measures, and knows better."""
+        for pod, values in other.pods.items():
+            self.pods.setdefault(pod, {}).update(values)
+        self.gateway.update(other.gateway)
+        self.unheard = other.unheard
+
     def observation(self, observed: Observed, limits: Limits) -> Observation:
         """The pool as the tick wants it."""
         return Observation(
             roles={role: self._of(observed, role) for role in limits.roles},
             gateway=dict(self.gateway),
+            partial=bool(self.unheard),
         )
 
     def _of(self, observed: Observed, role: Role) -> RoleReading:

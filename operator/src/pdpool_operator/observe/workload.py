@@ -36,6 +36,17 @@ def serving(observed: Observed, role: Role) -> list[Json]:
     return [pod for pod in pods(observed, role) if is_ready(pod) and "deletionTimestamp" not in pod["metadata"]]
 
 
+def draining(observed: Observed, role: Role) -> list[Json]:
+    """Pods of a role that are being deleted and still run: what they were given they finish."""
+    return [
+        pod
+        for pod in pods(observed, role)
+        if "deletionTimestamp" in pod["metadata"]
+        and address(pod, 0) is not None
+        and any("running" in each.get("state", {}) for each in pod["status"].get("containerStatuses", ()))
+    ]
+
+
 def size(observed: Observed, role: Role) -> int | None:
     """Replicas that the role's workload is set to; None: there is none.
 

@@ -18,4 +18,5 @@ def demand(view: View, target: float) -> Demand | None:
     if inflight is None:
         return None
     total = inflight + view.gateway.get(Measure.QUEUED, 0.0)
-    return Demand(total, total, f"{amount(total)} in flight / {amount(target)} per replica")
+    cautious = max(total, target * view.reading.ready) if view.blind else total
+    return Demand(total, cautious, f"{amount(total)} in flight / {amount(target)} per replica")

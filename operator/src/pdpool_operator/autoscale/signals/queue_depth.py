@@ -2,6 +2,10 @@
 
 A decode engine counts no request that waits for KV, and a prefill engine none that is still on the wire: only the
 router sees these. What no engine has yet waits for the role that is asked first.
+
+Whoever of the two is not heard may know of more, so that nothing is given up on the other's word alone: the pod of an
+engine that told nothing, and, while a router is not heard, that of an engine that runs something. One that runs nothing
+has been sent nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
     from pdpool_operator.autoscale.measures import PodReading
 
 TYPE: Final = SignalType.QUEUE_DEPTH
-NEEDS: Final = frozenset({Measure.WAITING, Measure.UNSTARTED, Measure.QUEUED})
+NEEDS: Final = frozenset({Measure.WAITING, Measure.RUNNING, Measure.UNSTARTED, Measure.QUEUED})
 HOLDS: Final = True
 
 
@@ -25,10 +29,10 @@ def demand(view: View, target: float) -> Demand | None:
     """Requests, summed over the replicas."""
     queued = None if view.role is Role.DECODE else view.gateway.get(Measure.QUEUED)
     counted = over_pods(view, target, _waiting, "waiting", extra=queued)
-    if counted is None or not any(_is_guessed(pod) for pod in view.reading.staying):
-        return counted
-    # The engine of such a pod told nothing: what it hides is at least a pod on target, less what the routers know.
-    hidden = sum(max(0.0, target - (_waiting(pod) or 0.0)) for pod in view.reading.staying if _is_guessed(pod))
+    if counted is None:
+        return None
+    told = [(pod, waiting) for pod in view.ready if (waiting := _waiting(pod)) is not None]
+    hidden = sum(max(0.0, target - waiting) for pod, waiting in told if _may_hide(pod, blind=view.blind))
     return Demand(counted.known, counted.cautious + hidden, counted.words)
 
 
@@ -37,5 +41,5 @@ def _waiting(pod: PodReading) -> float | None:
     return max(told, default=None)
 
 
-def _is_guessed(pod: PodReading) -> bool:
-    return pod.ready and Measure.UNSTARTED in pod.values and Measure.WAITING not in pod.values
+def _may_hide(pod: PodReading, *, blind: bool) -> bool:
+    return Measure.WAITING not in pod.values or (blind and pod.values.get(Measure.RUNNING, 0.0) > 0)

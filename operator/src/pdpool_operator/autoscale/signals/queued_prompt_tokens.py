@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdpool_api.scaling_spec import SignalType
 from pdpool_operator.autoscale.demand import Demand, View, over_pods
 from pdpool_operator.autoscale.measures import Measure
+
+if TYPE_CHECKING:
+    from pdpool_operator.autoscale.measures import PodReading
 
 TYPE: Final = SignalType.QUEUED_PROMPT_TOKENS
 NEEDS: Final = frozenset({Measure.UNSTARTED_PROMPT_TOKENS})
@@ -15,4 +18,12 @@ HOLDS: Final = True
 
 def demand(view: View, target: float) -> Demand | None:
     """Tokens, summed over the replicas."""
-    return over_pods(view, target, lambda pod: pod.values.get(Measure.UNSTARTED_PROMPT_TOKENS), "prompt tokens queued")
+    counted = over_pods(view, target, _tokens, "prompt tokens queued")
+    if counted is None or not view.partial:
+        return counted
+    hidden = sum(max(0.0, target - told) for pod in view.ready if (told := _tokens(pod)) is not None)
+    return Demand(counted.known, counted.cautious + hidden, counted.words)
+
+
+def _tokens(pod: PodReading) -> float | None:
+    return pod.values.get(Measure.UNSTARTED_PROMPT_TOKENS)
