@@ -97,6 +97,38 @@ spec:
               --max-num-seqs 64
 """
 
+DYNAMO_BETA = """
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: split}
+spec:
+  components:
+    - {name: Frontend, type: frontend, replicas: 1, podTemplate: {spec: {containers: [{name: main}]}}}
+    - name: Prefill
+      type: prefill
+      replicas: 2
+      podTemplate:
+        spec:
+          nodeSelector: {gpu: h100}
+          containers:
+            - {name: sidecar, image: other}
+            - name: main
+              command: [python3, -m, dynamo.vllm]
+              args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "2"]
+              env: [{name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: "20097"}, {name: A, value: b}]
+              envFrom: [{secretRef: {name: hf}}]
+              resources: {limits: {nvidia.com/gpu: "2"}}
+    - name: Decode
+      type: worker
+      podTemplate:
+        spec:
+          containers:
+            - name: main
+              command: [python3, -m, dynamo.vllm]
+              args: [--model, Qwen/Qwen3-32B]
+              resources: {limits: {nvidia.com/gpu: 1}}
+"""
+
 
 def call(text: str, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["import", "-f", "-", *arguments], input=text)
@@ -107,7 +139,11 @@ def pools(result: Result) -> dict[str, Any]:
     return {each["metadata"]["name"]: each for each in yaml.safe_load_all(result.stdout)}
 
 
-@pytest.mark.parametrize("text", [PRODUCTION_STACK, LLM_D, DYNAMO], ids=["production-stack", "llm-d", "dynamo"])
+@pytest.mark.parametrize(
+    "text",
+    [PRODUCTION_STACK, LLM_D, DYNAMO, DYNAMO_BETA],
+    ids=["production-stack", "llm-d", "dynamo", "dynamo-v1beta1"],
+)
 def test_what_comes_out_is_a_valid_pool(text: str) -> None:
     """Every pool is taken by the strict schema, and nothing is to be mended."""
     result = call(text)
@@ -172,6 +208,36 @@ def test_a_graph_of_dynamo_becomes_one_pool() -> None:
     assert spec["decode"]["args"] == ["--max-num-seqs", "64"]
     assert "# Frontend (frontend): the router, or autoscaling, takes its place" in result.stdout
     assert "engine" not in spec
+
+
+def test_components_of_dynamos_newer_version_are_read_as_well() -> None:
+    """v1beta1 holds pod templates; the engine is the container called main, and the side channel stays ours."""
+    result = call(DYNAMO_BETA)
+    spec = pools(result)["split"]["spec"]
+    assert spec["model"] == {"id": "Qwen/Qwen3-32B", "tokenSecretRef": {"name": "hf", "key": "HF_TOKEN"}}
+    assert spec["prefill"] == {
+        "replicas": 2,
+        "parallelism": {"tensor": 2},
+        "env": [{"name": "A", "value": "b"}],
+        "template": {"nodeSelector": {"gpu": "h100"}},
+    }
+    assert spec["decode"] == {"replicas": 1, "parallelism": {"tensor": 1}}
+    assert "do not agree" not in result.stdout
+
+
+def test_what_values_of_llm_d_take_from_one_another_is_filled_in() -> None:
+    """The chart's own examples name the model once, and refer to it, in quotes or without; what is not there stays."""
+    for uri in ("hf://{{ .Values.modelArtifacts.name }}", 'hf://"{{.Values.modelArtifacts.name}}"'):
+        text = f"modelArtifacts: {{name: org/m, uri: '{uri}'}}\ndecode: {{replicas: 1}}"
+        assert pools(call(text))["m"]["spec"]["model"] == {"id": "org/m"}
+    unknown = "modelArtifacts: {uri: 'hf://{{ .Values.no.where }}'}\ndecode: {replicas: 1}"
+    assert "to be mended" in call(unknown).stdout
+
+
+def test_what_an_engine_of_the_production_stack_asks_for_is_kept() -> None:
+    """CPU and memory become requests of the role."""
+    text = "servingEngineSpec: {modelSpec: [{name: x, modelURL: o/m, requestCPU: 8, requestMemory: 30Gi}]}"
+    assert pools(call(text))["x"]["spec"]["decode"]["resources"] == {"requests": {"cpu": "8", "memory": "30Gi"}}
 
 
 @pytest.mark.parametrize(

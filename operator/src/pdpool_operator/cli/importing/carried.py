@@ -22,6 +22,8 @@ _SET_HERE: Final = frozenset({
 })  # fmt: skip
 """Flags that become fields of a pool, or that the operator sets itself."""
 _SWITCHES: Final = frozenset({"--is-prefill-worker", "--is-decode-worker"})
+_SIDE_CHANNEL: Final = "VLLM_NIXL_SIDE_CHANNEL_"
+"""Variables of it are the operator's: another port or host than the declared ones would cut the roles off."""
 _TOLD: Final = frozenset({"--kv-transfer-config", "--kv-events-config"})
 
 
@@ -71,6 +73,11 @@ def told(found: Arguments) -> Iterator[str]:
     """Remarks on flags that the operator sets itself and that are therefore left out."""
     for flag in sorted(_TOLD & found.known.keys()):
         yield f"{flag} was left out: the operator sets it for each role"
+
+
+def without_set_here(env: Iterable[Json]) -> list[Json]:
+    """Variables without those that the operator sets itself."""
+    return [each for each in env if not str(each.get("name")).startswith(_SIDE_CHANNEL)]
 
 
 def pool(name: str, namespace: str | None, spec: Json) -> Json:

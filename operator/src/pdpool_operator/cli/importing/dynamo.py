@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's `DynamoGraphDeployment` with vLLM workers.
+"""NVIDIA Dynamo's `DynamoGraphDeployment` (v1alpha1, v1beta1) with vLLM workers.
 
 Boundary: workers become roles; frontend and planner have their counterparts in router and autoscaling, and are only
 named.
@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pdpool_operator.cli.importing.carried import Carried, CarryError, agreed, arguments, pool, roles, told
+from pdpool_operator.cli.importing.carried import (
+    Carried,
+    CarryError,
+    agreed,
+    arguments,
+    pool,
+    roles,
+    told,
+    without_set_here,
+)
 
 if TYPE_CHECKING:
     from pdpool_operator.cli.importing.carried import Arguments
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 def pools(document: Json) -> list[Carried]:
     """The one pool of a deployment."""
     metadata = document.get("metadata") or {}
-    services: Json = (document.get("spec") or {}).get("services") or {}
+    services = _services(document.get("spec") or {})
     remarks: list[str] = []
     workers: dict[str, tuple[Json, Arguments, Json]] = {}
     for name, service in services.items():
@@ -55,6 +64,30 @@ def pools(document: Json) -> list[Carried]:
     return [Carried(pool(str(metadata.get("name") or "imported"), metadata.get("namespace"), spec), remarks)]
 
 
+def _services(spec: Json) -> Json:
+    """The parts of a deployment by name, as its older version (v1alpha1) says them."""
+    if "components" not in spec:
+        return spec.get("services") or {}
+    return {str(each.get("name")): _as_service(each) for each in spec["components"] or ()}
+
+
+def _as_service(component: Json) -> Json:
+    """A component of v1beta1, which holds a whole pod template, in the words of v1alpha1."""
+    pod: Json = (component.get("podTemplate") or {}).get("spec") or {}
+    containers = pod.get("containers") or [{}]
+    container: Json = next((each for each in containers if each.get("name") == "main"), containers[0])
+    secrets = [(each.get("secretRef") or {}).get("name") for each in container.get("envFrom") or ()]
+    gpus = ((container.get("resources") or {}).get("limits") or {}).get("nvidia.com/gpu")
+    return {
+        "componentType": component.get("type"),
+        "replicas": component.get("replicas", 1),
+        "multinode": component.get("multinode"),
+        "envFromSecret": next((each for each in secrets if each), None),
+        "resources": {"limits": {"gpu": gpus}},
+        "extraPodSpec": {**pod, "mainContainer": container},
+    }
+
+
 def _after(words: list[Any], module: str) -> list[str]:
     """What follows the module, also where all of it stands in one string for a shell."""
     flat = " ".join(map(str, words)).split()
@@ -84,6 +117,6 @@ def _worker(name: str, service: Json, found: Arguments, container: Json, remarks
         "replicas": service.get("replicas", 1),
         "parallelism": {"tensor": tensor, "pipeline": pipeline, "data": data},
         "args": found.kept,
-        "env": [*(service.get("envs") or ()), *(container.get("env") or ())],
+        "env": without_set_here([*(service.get("envs") or ()), *(container.get("env") or ())]),
         "template": {key: pod.get(key) for key in ("tolerations", "nodeSelector", "affinity", "volumes")},
     }

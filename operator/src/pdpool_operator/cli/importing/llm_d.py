@@ -5,18 +5,30 @@ Boundary: reads what that chart documents; gateways, endpoint pickers and sideca
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
-from pdpool_operator.cli.importing.carried import Carried, CarryError, agreed, arguments, pool, roles, told
+from pdpool_operator.cli.importing.carried import (
+    Carried,
+    CarryError,
+    agreed,
+    arguments,
+    pool,
+    roles,
+    told,
+    without_set_here,
+)
 
 if TYPE_CHECKING:
     from pdpool_operator.records import Json
 
 _NOT_CARRIED: Final = ("autoscaling", "initContainers", "hostIPC")
+_REFERENCE: Final = re.compile(r"{{-?\s*\.Values\.([\w.]+)\s*-?}}")
 
 
 def pools(values: Json) -> list[Carried]:
     """The one pool of the values."""
+    values = _resolved(values, values)
     artifacts = values.get("modelArtifacts") or {}
     remarks: list[str] = []
     model, cache = _model(str(artifacts.get("uri") or ""), remarks)
@@ -46,8 +58,24 @@ def pools(values: Json) -> list[Carried]:
     return [Carried(pool(_label(str(name)), None, spec), remarks)]
 
 
+def _resolved(value: Any, values: Json) -> Any:
+    """With what it takes from elsewhere in the values (`{{ .Values.a.b }}`) filled in, as the chart does."""
+    if isinstance(value, dict):
+        return {key: _resolved(each, values) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_resolved(each, values) for each in value]
+    return _REFERENCE.sub(lambda found: _at(values, found), value) if isinstance(value, str) else value
+
+
+def _at(values: Json, found: re.Match[str]) -> str:
+    held: Any = values
+    for key in found.group(1).split("."):
+        held = held.get(key) if isinstance(held, dict) else None
+    return found.group() if held is None or isinstance(held, (dict, list)) else str(held)
+
+
 def _model(uri: str, remarks: list[str]) -> tuple[str, Any]:
-    kind, _, rest = uri.partition("://")
+    kind, _, rest = uri.replace('"', "").partition("://")
     if kind == "hf" and rest:
         return rest, None
     if kind.startswith("pvc") and rest:
@@ -66,9 +94,7 @@ def _role(role: str, given: Json, remarks: list[str]) -> tuple[Json, Any, str]:
         remarks.append(f"{role}: modelCommand custom: its command was not carried over; give engine.args")
     found = arguments(engine.get("args") or () if engine.get("modelCommand") != "custom" else ())
     remarks += [f"{role}: {each}" for each in told(found)]
-    remarks += [
-        f"{role}: {key} was not carried over" for key in ("autoscaling", "initContainers", "hostIPC") if given.get(key)
-    ]
+    remarks += [f"{role}: {key} was not carried over" for key in _NOT_CARRIED if given.get(key)]
     sizes = given.get("parallelism") or {}
     if sizes.get("workers", 1) not in (0, 1):
         raise CarryError(f"{role}.parallelism.workers: a replica over several nodes is not in this version")
@@ -80,7 +106,7 @@ def _role(role: str, given: Json, remarks: list[str]) -> tuple[Json, Any, str]:
                 "data": sizes.get("dataLocal") or sizes.get("data"),
             },
             "args": found.kept,
-            "env": engine.get("env") or [],
+            "env": without_set_here(engine.get("env") or ()),
             "resources": engine.get("resources") or {},
             "template": {
                 "tolerations": given.get("tolerations"),

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pdpool_operator.cli.importing.carried import Carried, CarryError, agreed, arguments, pool, roles, told
+from pdpool_operator.cli.importing.carried import (
+    Carried,
+    CarryError,
+    agreed,
+    arguments,
+    pool,
+    roles,
+    told,
+    without_set_here,
+)
 
 if TYPE_CHECKING:
     from pdpool_operator.records import Json
@@ -93,8 +102,8 @@ def _one(model: Json, engines: Json, remarks: list[str]) -> Json:
         "replicas": model.get("replicaCount", 1),
         "parallelism": {"tensor": config.get("tensorParallelSize") or _gpus(model, remarks)},
         "args": [*args, *found.kept],
-        "env": model.get("env") or [],
-        "resources": model.get("resources") or {},
+        "env": without_set_here(model.get("env") or ()),
+        "resources": model.get("resources") or {"requests": _requests(model)},
         "template": {
             "tolerations": [*(engines.get("tolerations") or ()), *(model.get("tolerations") or ())],
             "affinity": model.get("affinity"),
@@ -105,6 +114,11 @@ def _one(model: Json, engines: Json, remarks: list[str]) -> Json:
             "volumeMounts": model.get("extraVolumeMounts"),
         },
     }
+
+
+def _requests(model: Json) -> Json:
+    asked = {"cpu": model.get("requestCPU"), "memory": model.get("requestMemory")}
+    return {name: str(amount) for name, amount in asked.items() if amount}
 
 
 def _config(model: Json) -> Json:
