@@ -121,8 +121,13 @@ bench-index: install ## What knowing prefixes costs: events, look-ups, memory, c
 
 .PHONY: bench-sim
 bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TRACE=file, QUICK=1, JSON=file, PLOT=file)
-	@PDPOOL_BENCH=--all-groups tools/install
+	@PDPOOL_BENCH= tools/install
 	@$(PY) -m pdpool_sim.bench
+
+.PHONY: picture-dashboard
+picture-dashboard: ## The dashboard's panels as docs/img/dashboard.png, from a router between stand-in engines (three minutes)
+	@PDPOOL_BENCH= tools/install
+	@$(PY) -m e2e.observability.picture
 
 .PHONY: bench-operator
 bench-operator: install ## What 50 and 500 pools cost the operator, and how soon an edit arrives (QUICK=1, JSON=file)
@@ -130,5 +135,5 @@ bench-operator: install ## What 50 and 500 pools cost the operator, and how soon
 
 .PHONY: bench-scaling
 bench-scaling: ## The operator's tick beside rivals' scaling rules, on simulated days (TRACE=file, QUICK=1, JSON=file, PLOT=file)
-	@PDPOOL_BENCH=--all-groups tools/install
+	@PDPOOL_BENCH= tools/install
 	@$(PY) -m pdpool_sim.scaling.bench

@@ -14,8 +14,8 @@ from pdpool_api import metrics
 if TYPE_CHECKING:
     from pdpool_api.metrics import Metric
 
-RUNBOOKS: Final = "https://pdpool.io/docs/runbooks"
-"""Where their pages are read; the chart's `alertRules.runbooks` puts another address in its place."""
+RUNBOOKS: Final = "docs/runbooks"
+"""Where their pages are in the repository; `alertRules.runbooks` of the chart makes links to where they are read."""
 POOL: Final = "namespace, pdpool_io_pool"
 _SUBJECT: Final = "{{ $labels.namespace }}/{{ $labels.pdpool_io_pool }}"
 _SCALED: Final = "{{ $labels.namespace }}/{{ $labels.pool }}"
@@ -34,8 +34,8 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """Name of its page."""
-        return self.name
+        """Its page, in the repository."""
+        return f"{RUNBOOKS}/{self.name}.md"
 
 
 def _rate(metric: Metric, window: str = "10m") -> str:
@@ -157,5 +157,5 @@ def _rule(alert: Alert) -> dict[str, Any]:
         "expr": alert.expr,
         "for": alert.hold,
         "labels": {"severity": alert.severity},
-        "annotations": {"summary": alert.summary, "runbook_url": f"{RUNBOOKS}/{alert.runbook}"},
+        "annotations": {"summary": alert.summary, "runbook": alert.runbook},
     }

@@ -1,4 +1,4 @@
-"""One page over HTTP on the node's own address, for programs of the host and for pods.
+"""One page over HTTP on the node's own address, for programs of the host and for pods, or on another address.
 
 Boundary: made anew for each request, for the length of a block.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def serving(page: Callable[[], bytes], kind: str) -> Iterator[str]:
+def serving(page: Callable[[], bytes], kind: str, host: str = NODE_ADDRESS) -> Iterator[str]:
     """Serves what `page` gives at the time, as content of a kind; the address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -32,11 +32,11 @@ def serving(page: Callable[[], bytes], kind: str) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Says nothing."""
 
-    with ThreadingHTTPServer((NODE_ADDRESS, 0), Handler) as server:
+    with ThreadingHTTPServer((host, 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
         thread.start()
         try:
-            yield f"{NODE_ADDRESS}:{server.server_address[1]}"
+            yield f"{host}:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

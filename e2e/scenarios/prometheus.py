@@ -1,7 +1,7 @@
 """A real Prometheus (Debian's package) as a host process, scraping the pods of pools and an exporter of GPU metrics.
 
 Boundary: one process in a folder of the caller's, ended with the block. Debian builds it without discovery by the API
-server, so that pods are listed for it over HTTP, with the labels `namespace` and `pod` that a PodMonitor gives.
+server, so that pods are listed for it over HTTP, with the labels that a PodMonitor gives.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import httpx
-import yaml
 
 from e2e.cluster.debian import unpacked
 from e2e.cluster.network import NODE_ADDRESS
@@ -21,9 +20,10 @@ from e2e.scenarios.pools import wait_for
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from e2e.scenarios.api import JsonObject
     from e2e.scenarios.pools import Pool
 
 PORT: Final = 19_090
@@ -33,26 +33,42 @@ EXPORTER_POD: Final = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter
 """How an exporter's own pod is labelled; what it says of others becomes `exported_…`."""
 
 
-def configuration(discovery: str, exporter: str) -> dict[str, Any]:
-    """What is scraped: the targets that `http://<discovery>` lists, and an exporter at an address."""
+def configuration(pools: JsonObject, exporter: str, operators: Iterable[str] = ()) -> JsonObject:
+    """What is scraped: pools (`found_at` or `fixed`), an exporter of GPU metrics, replicas of the operator."""
     every = {"scrape_interval": f"{EVERY_S}s", "scrape_timeout": f"{EVERY_S}s"}
-    found = [{"url": f"http://{discovery}", "refresh_interval": f"{EVERY_S}s"}]
-    fixed = [{"targets": [exporter], "labels": EXPORTER_POD}]
+    gpus = [{"targets": [exporter], "labels": EXPORTER_POD}]
+    # As the chart's PodMonitor: the operator says itself which pool a series is of.
+    ours = [{"targets": list(operators), "labels": {"namespace": "pdpool-system"}}]
     return {
         "scrape_configs": [
-            {"job_name": "pools", **every, "http_sd_configs": found},
-            {"job_name": "gpus", **every, "static_configs": fixed},
+            {"job_name": "pools", **every, **pools},
+            {"job_name": "gpus", **every, "static_configs": gpus},
+            {"job_name": "operator", **every, "honor_labels": True, "static_configs": ours},
         ]
     }
+
+
+def found_at(discovery: str) -> JsonObject:
+    """Pods that `http://<discovery>` lists."""
+    return {"http_sd_configs": [{"url": f"http://{discovery}", "refresh_interval": f"{EVERY_S}s"}]}
+
+
+def target(address: str, namespace: str, pod: str, pool: str, role: str) -> JsonObject:
+    """One pod of a pool, with the labels that the operator's PodMonitor gives its series."""
+    labels = {"namespace": namespace, "pod": pod, "pdpool_io_pool": pool, "pdpool_io_role": role}
+    return {"targets": [address], "labels": labels}
 
 
 def targets(pool: Pool) -> bytes:
     """The ready pods of a pool, as Prometheus' HTTP discovery wants them."""
     found = [
-        {
-            "targets": [(pod.admin_url if pod.role == Role.ROUTER else pod.url).removeprefix("http://")],
-            "labels": {"namespace": pool.namespace, "pod": pod.name},
-        }
+        target(
+            (pod.admin_url if pod.role == Role.ROUTER else pod.url).removeprefix("http://"),
+            pool.namespace,
+            pod.name,
+            pool.name,
+            pod.role,
+        )
         for pod in pool.pods()
         if pod.ready
     ]
@@ -60,21 +76,21 @@ def targets(pool: Pool) -> bytes:
 
 
 @contextmanager
-def running(folder: Path, discovery: str, exporter: str) -> Iterator[str]:
-    """Runs it for the block; the URL under which pods and host reach it.
+def running(folder: Path, scraped: JsonObject, host: str = NODE_ADDRESS, port: int = PORT) -> Iterator[str]:
+    """Runs it for the block with a `configuration`; the URL under which it is reached.
 
     Raises:
         LateError: it does not answer.
     """
     program = unpacked("prometheus", "usr/bin/prometheus", Progress("prometheus"))
     file = folder / "prometheus.yml"
-    file.write_text(yaml.safe_dump(configuration(discovery, exporter)))
-    url = f"http://{NODE_ADDRESS}:{PORT}"
+    file.write_text(json.dumps(scraped))
+    url = f"http://{host}:{port}"
     command = [
         str(program),
         f"--config.file={file}",
         f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={NODE_ADDRESS}:{PORT}",
+        f"--web.listen-address={host}:{port}",
         "--storage.tsdb.retention.time=1h",
         "--log.level=warn",
     ]

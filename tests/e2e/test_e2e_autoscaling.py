@@ -75,7 +75,10 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
     with (
         host_page.serving(lambda: gpu_exporter.page(gpus()), "text/plain; version=0.0.4") as exporter,
         host_page.serving(lambda: prometheus.targets(pool), "application/json") as discovery,
-        prometheus.running(tmp_path, discovery, exporter) as url,
+        prometheus.running(
+            tmp_path,
+            prometheus.configuration(prometheus.found_at(discovery), exporter, replicas_of(pool.api, operator)),
+        ) as url,
         scaled(pool, url),
         Crowd(pool.service_url(), real_pool.model, 3 * SEQUENCES) as crowd,
     ):
@@ -98,8 +101,12 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
     assert crowd.succeeded > 3 * SEQUENCES
 
 
-def metrics_of(api: ClusterApi, operator: Operator) -> str:
-    """The metrics of the operator's replicas, of which one acts; a pod of `helm test` has ended beside them."""
+def replicas_of(api: ClusterApi, operator: Operator) -> list[str]:
+    """Addresses of the operator's replicas; a pod of `helm test` has ended beside them."""
     pods = [view(each) for each in api.items("pods", operator.namespace)]
-    ready = [pod.ip for pod in pods if pod.ready and pod.name.startswith(operator.name)]
-    return "".join(httpx.get(f"http://{ip}:{OPERATOR_PORT}/metrics", timeout=10).text for ip in ready)
+    return [f"{pod.ip}:{OPERATOR_PORT}" for pod in pods if pod.ready and pod.name.startswith(operator.name)]
+
+
+def metrics_of(api: ClusterApi, operator: Operator) -> str:
+    """The metrics of the operator's replicas, of which one acts."""
+    return "".join(httpx.get(f"http://{each}/metrics", timeout=10).text for each in replicas_of(api, operator))

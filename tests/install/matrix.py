@@ -88,5 +88,6 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "flag": ({"extraArgs": ["port=1"]}, "extraArgs"),
     "own-variable": ({"extraEnv": [{"name": "POD_NAMESPACE", "value": "x"}]}, "extraEnv"),
     "runbooks": ({"alertRules.runbooks": "wiki"}, "runbooks"),
+    "runbooks-slash": ({"alertRules.runbooks": "https://wiki/"}, "runbooks"),
     "interval": ({"podMonitor.interval": "soon"}, "interval"),
 }

@@ -151,6 +151,24 @@ def test_images_are_named_by_digest_where_one_is_given() -> None:
     assert settings.parse(plain["args"]).images.router == settings.DEFAULT_ROUTER_IMAGE
 
 
+@pytest.mark.parametrize(
+    ("pages", "link"),
+    [
+        ("", None),
+        ("https://wiki.example.com/pdpool", "https://wiki.example.com/pdpool/PdpoolQueue"),
+        ("https://d.example.com/{alert}.html", "https://d.example.com/PdpoolQueue.html"),
+    ],
+)
+def test_alerts_name_their_runbooks_and_link_to_where_they_are_kept(pages: str, link: str | None) -> None:
+    """The page's path in the repository always; a link only to a place that somebody named."""
+    (rule,) = of_kind(
+        documents(render(values={"alertRules.enabled": True, "alertRules.runbooks": pages})), "PrometheusRule"
+    )
+    (alert,) = [each for each in rule["spec"]["groups"][0]["rules"] if each["alert"] == "PdpoolQueue"]
+    assert alert["annotations"]["runbook"] == "docs/runbooks/PdpoolQueue.md"
+    assert alert["annotations"].get("runbook_url") == link
+
+
 @pytest.mark.parametrize("row", ["defaults", "crd-not-kept"])
 def test_the_crd_is_a_template_that_uninstalling_keeps(row: str) -> None:
     """It is upgraded with the chart and survives `helm uninstall`, unless told otherwise (Q17)."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from e2e.chart import INSTALL_FILE, documents
+from e2e.cluster.binaries import ensure
+from e2e.cluster.commands import run
+from e2e.cluster.progress import Progress
 from e2e.docs.pages import ROUTER_SCHEMA, pages
 from e2e.docs.reference import UndescribedError, fields
 from pdpool_api.metrics import CATALOGUE
@@ -77,3 +82,29 @@ def test_the_examples_of_the_pages_are_valid_yaml() -> None:
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             yaml.safe_load(block)
+
+
+def test_the_kustomization_of_the_page_changes_both_images(tmp_path: Path) -> None:
+    """The example of docs/installing.md over manifests/install.yaml, by the kustomize inside kubectl."""
+    page = (ROOT / "docs" / "installing.md").read_text()
+    (example,) = [
+        each for each in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "kustomize" in each
+    ]
+    (tmp_path / "kustomization.yaml").write_text(example)
+    shutil.copy(INSTALL_FILE, tmp_path)
+    kubectl = ensure(["kubectl"], Progress("docs"))["kubectl"]
+    made = documents(run([kubectl, "kustomize", tmp_path]))
+    (container,) = [each["spec"]["template"]["spec"]["containers"][0] for each in made if each["kind"] == "Deployment"]
+    assert container["image"].startswith("registry.example.com/pdpool-operator:")
+    routers = [word for word in container["args"] if word.startswith("--router-image=")]
+    assert routers == ["--router-image=registry.example.com/pdpool-router:0.1.0"]
+    assert len(made) == len(documents(INSTALL_FILE.read_text()))
+
+
+def test_pools_are_asked_for_by_a_name_that_means_ours_only() -> None:
+    """Another project's kind has the same plural: pages, samples and notes say `pdp`, or the full name (Q23)."""
+    files = [*PAGES, *(ROOT / "manifests").rglob("*.yaml"), ROOT / "charts" / "pdpool" / "templates" / "NOTES.txt"]
+    for file in files:
+        text = file.read_text()
+        for command in re.findall(r"kubectl [^`\n|]*", text):
+            assert not re.search(r"\binferencepools?\b(?!\.pdpool\.io)", command, re.IGNORECASE), (file, command)

@@ -107,8 +107,9 @@ class Telemetry:
         """The router's own part of the time to the first byte: what is left of it without waiting for engines."""
         self.handoff = Histogram(_FIRST_S)
         """The prefill leg: request written to answer whole."""
-        self.retries: defaultdict[str, int] = defaultdict(int)
-        self.local_prefills: defaultdict[str, int] = defaultdict(int)
+        # Known from the start: the rate of a series whose first value is above zero does not see that first value.
+        self.retries: defaultdict[str, int] = defaultdict(int, dict.fromkeys(("prefill", "decode", "pair", "whole"), 0))
+        self.local_prefills: defaultdict[str, int] = defaultdict(int, dict.fromkeys(("no_prefill", "no_kv"), 0))
         self.queued: dict[str, int] = {}
         """model → requests that wait for room, or for the pool to wake."""
         self.truncated_streams = 0
