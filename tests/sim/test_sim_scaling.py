@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from random import Random
 
 import pytest
 
+from pdpool_sim.generators import GENERATORS
 from pdpool_sim.hardware import shapes
 from pdpool_sim.run import Slo
+from pdpool_sim.scaling.agreement import BOUND, agreement
 from pdpool_sim.scaling.bench import OURS, RULES, dominated
 from pdpool_sim.scaling.clairvoyant import bridged, cheapest
 from pdpool_sim.scaling.days import Day, Slot, days
@@ -56,6 +59,15 @@ def test_the_fluid_loses_nothing() -> None:
         done += before + through - fluid.running
     assert fluid.waiting + fluid.running + done == pytest.approx(100 * LOAD.rate)
     assert fluid.waiting > 0
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (3, 2)])
+def test_the_fluid_says_what_the_iteration_model_says(sizes: tuple[int, int]) -> None:
+    """A load like the trace's, on too few and on enough engines of either role: 3 points of attainment at most."""
+    workload = GENERATORS["trace-like"](Random(1), 1500).scaled(3)
+    found = agreement(workload, Slo(ttft_s=10, itl_s=0.05), *sizes)
+    assert found.apart <= BOUND
+    assert (found.iteration > 0.9) is (sizes == (3, 2))
 
 
 def test_more_engines_never_serve_fewer() -> None:

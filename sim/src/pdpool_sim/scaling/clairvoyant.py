@@ -64,7 +64,7 @@ def _fewest(site: Site, day: Day, slot: Slot, level: float, start: tuple[int, in
 
     def holds(prefills: int, decodes: int) -> bool:
         fluid = Fluid(site.prefill, site.decode, site.slo, day.spread)
-        fluid.running = slot.rate * slot.output_tokens * site.slo.itl_s * 0.5
+        fluid.begin(slot, slot.rate * slot.output_tokens * site.slo.itl_s * 0.5)
         flows = [fluid.second(slot, prefills, decodes) for _ in range(_SETTLE_S)][-1]
         return flows.met >= level * flows.arrived and flows.prefill_busy < 1 and flows.decode_waiting <= 1
 

@@ -11,9 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pdpool_sim.workload import Workload
+    from pdpool_sim.workload import Call, Workload
 
 SLOT_S: Final = 15
 DAY_S: Final = 86_400
@@ -29,6 +29,15 @@ class Slot:
     prompt_tokens: float
     """Mean tokens of the prompts that come; the part that must be computed."""
     output_tokens: float
+    lengths: tuple[int, ...] = ()
+    """Of the prompts that come, the parts that must be computed; empty: as the day's spread has them."""
+    held_tokens: float = 0.0
+    """Mean context of a running request, which long answers weigh most in; 0: that of a mean one."""
+
+    @property
+    def context_tokens(self) -> float:
+        """KV of a running request, over its time at decode."""
+        return self.held_tokens or self.prompt_tokens + self.output_tokens / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +90,24 @@ def days(seed: int, hours: float = 24) -> list[Day]:
 def of_workload(workload: Workload, scale: float, start_s: float, uncached: float) -> Day:
     """The load of a trace, slot by slot, `scale` times as fast; `uncached` is the share of prompt tokens to compute."""
     count = int(workload.span_s / scale) // SLOT_S + 1
-    sums = [[0, 0, 0] for _ in range(count)]
+    came: list[list[Call]] = [[] for _ in range(count)]
     for call in workload.calls:
-        at = min(count - 1, int((call.arrival_s - workload.calls[0].arrival_s) / scale) // SLOT_S)
-        sums[at][0] += 1
-        sums[at][1] += call.prompt_tokens
-        sums[at][2] += call.output_tokens
-    made = tuple(
-        Slot(number / SLOT_S, prompts / max(1, number) * uncached, outputs / max(1, number))
-        for number, prompts, outputs in sums
+        at = int((call.arrival_s - workload.calls[0].arrival_s) / scale) // SLOT_S
+        came[min(count - 1, at)].append(call)
+    return Day("trace", tuple(_slot(calls, uncached) for calls in came), start_s=start_s, spread=1.15)
+
+
+def _slot(calls: Sequence[Call], uncached: float) -> Slot:
+    prompts, outputs = sum(call.prompt_tokens for call in calls), sum(call.output_tokens for call in calls)
+    held = sum(call.output_tokens * (call.prompt_tokens + call.output_tokens / 2) for call in calls)
+    number = max(1, len(calls))
+    return Slot(
+        len(calls) / SLOT_S,
+        prompts / number * uncached,
+        outputs / number,
+        tuple(max(1, round(call.prompt_tokens * uncached)) for call in calls),
+        held / max(1, outputs),
     )
-    return Day("trace", made, start_s=start_s, spread=1.15)
 
 
 def _tide(share: float) -> float:
