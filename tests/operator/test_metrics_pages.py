@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdpool_api.engines.vllm.metrics import KV_USAGE, WAITING
-from pdpool_operator.observe.attribution import Owners
+from pdpool_operator.observe.attribution import Owners, distinct
 from pdpool_operator.observe.exposition import Page
 from pdpool_operator.observe.latency import Latency
 from pdpool_operator.observe.prometheus import Series
@@ -100,7 +100,8 @@ def test_a_router_that_began_anew_is_counted_from_its_beginning() -> None:
 
 PODS = [
     {"metadata": {"name": "d0"}, "status": {"podIP": "10.0.0.1"}},
-    {"metadata": {"name": "d1"}, "status": {"podIP": "fd00::1"}},
+    {"metadata": {"name": "d1"}, "status": {"podIP": "fd00::1", "hostIP": "fd00::ff"}},
+    {"metadata": {"name": "d2"}, "status": {"podIP": "10.1.0.1", "hostIP": "10.1.0.1"}},
 ]
 
 
@@ -117,12 +118,34 @@ PODS = [
         ({"instance": "10.0.0.1:8000"}, "d0"),
         ({"instance": "[fd00::1]:8000"}, "d1"),
         ({"instance": "10.0.0.9:8000"}, None),
+        ({"instance": "10.1.0.1:8000"}, None),  # a node's address, of a pod on its network
+        ({"pod": "dcgm-x", "namespace": "ns", "exported_pod": "d0"}, "d0"),
+        ({"pod": "dcgm-x", "namespace": "gpu", "exported_pod": "d0"}, None),
         ({}, None),
     ],
 )
 def test_a_series_belongs_to_a_pod_that_exists_here(labels: dict[str, str], owner: str | None) -> None:
     """Exported names count before the exporter's own; other namespaces and pods that are gone own nothing (Q37)."""
     assert Owners("ns", PODS).of(labels) == owner
+
+
+def test_a_pod_that_two_jobs_scrape_counts_once() -> None:
+    """Ranks are summed, and so are endpoints of a router; what differs only by who scraped is the same thing."""
+    pod = {"pod": "d0", "namespace": "ns"}
+    monitor = {**pod, "job": "serving/tiny", "endpoint": "http", "container": "engine", "prometheus_replica": "0"}
+    ranks = [
+        Series({**scraper, "engine": rank}, value)
+        for scraper in (monitor, {**monitor, "prometheus_replica": "1"}, {**pod, "job": "pods"})
+        for rank, value in (("0", 3.0), ("1", 4.0))
+    ]
+    assert Owners("ns", PODS).total(ranks) == {"d0": 7.0}
+    told = [
+        Series({**pod, "job": "serving/tiny", "endpoint": "admin", "exported_endpoint": "p0"}, 1.0),
+        Series({**pod, "job": "serving/tiny", "endpoint": "admin", "exported_endpoint": "p1"}, 2.0),
+        Series({**pod, "job": "pods", "endpoint": "p0"}, 1.5),
+        Series({**pod, "job": "pods", "endpoint": "p1"}, 2.0),
+    ]
+    assert sum(each.value for each in distinct(told, own="endpoint")) == 3.5
 
 
 def test_series_of_one_pod_are_put_together() -> None:

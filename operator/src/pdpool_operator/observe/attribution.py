@@ -2,12 +2,13 @@
 
 Boundary: no I/O. A target's own labels `pod` and `namespace` win over those that an exporter sets, which are then
 called `exported_…`: where these exist they name the pod that is measured, and the plain ones name the exporter. Only
-pods that exist now, in the pool's namespace, have series; whatever else a name says is ignored.
+pods that exist now, in the pool's namespace, have series; whatever else a name says is ignored. A pod that two jobs
+scrape is told of twice, and counts once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,26 +17,32 @@ if TYPE_CHECKING:
     from pdpool_operator.records import Json
 
 
+_SCRAPER: Final = frozenset({"job", "container", "service", "endpoint", "prometheus", "prometheus_replica", "replica"})
+"""Labels that tell who scraped, and through what; not what was measured."""
+
+
 class Owners:
     """The pods that series can belong to."""
 
-    def __init__(self, namespace: str, pods: Iterable[Json]) -> None:
+    def __init__(self, namespace: str, pods: Iterable[Json], *, by_address: bool = True) -> None:
+        """`by_address`: a series that names no pod may be known by the address that was scraped."""
         self._namespace = namespace
         self._names: set[str] = set()
         self._by_ip: dict[str, str] = {}
         for pod in pods:
             name = str(pod["metadata"]["name"])
             self._names.add(name)
-            if ip := pod.get("status", {}).get("podIP"):
+            status = pod.get("status", {})
+            # Of a pod on the host's network the address is its node's, which is that of others too.
+            if by_address and (ip := status.get("podIP")) and ip != status.get("hostIP"):
                 self._by_ip[str(ip)] = name
 
     def of(self, labels: Mapping[str, str]) -> str | None:
         """The name of the pod that a series is of; None: of none of these."""
-        prefix = "exported_" if labels.get("exported_pod") else ""
-        pod = labels.get(f"{prefix}pod")
+        pod = labels.get("exported_pod") or labels.get("pod")
         if pod:
-            is_ours = pod in self._names and labels.get(f"{prefix}namespace") == self._namespace
-            return pod if is_ours else None
+            namespace = labels.get("exported_namespace") or labels.get("namespace")
+            return pod if pod in self._names and namespace == self._namespace else None
         host = labels.get("instance", "").rpartition(":")[0].strip("[]")
         return self._by_ip.get(host)
 
@@ -56,7 +63,23 @@ class Owners:
     def total(self, series: Iterable[Series]) -> dict[str, float]:
         """By pod the sum of a count: its ranks."""
         found: dict[str, float] = {}
-        for each in series:
+        for each in distinct(series):
             if (pod := self.of(each.labels)) is not None:
                 found[pod] = found.get(pod, 0.0) + each.value
         return found
+
+
+def distinct(series: Iterable[Series], own: str = "") -> list[Series]:
+    """One of those that differ only by who scraped them: the largest.
+
+    `own` is a label of the metric itself that a scraper may have too, and then calls `exported_…`.
+    """
+    found: dict[frozenset[tuple[str, str]], Series] = {}
+    for each in series:
+        measured = {name: value for name, value in each.labels.items() if name not in _SCRAPER}
+        if own:
+            measured[own] = measured.pop(f"exported_{own}", "") or each.labels.get(own, "")
+        key = frozenset(measured.items())
+        if key not in found or found[key].value < each.value:
+            found[key] = each
+    return list(found.values())

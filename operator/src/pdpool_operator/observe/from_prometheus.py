@@ -13,7 +13,7 @@ from pdpool_api.engines.vllm import metrics as engine_metrics
 from pdpool_api.names import Role
 from pdpool_operator.autoscale import Measure
 from pdpool_operator.observe import workload
-from pdpool_operator.observe.attribution import Owners
+from pdpool_operator.observe.attribution import Owners, distinct
 from pdpool_operator.observe.gateway import LATENCIES, NAMES, PER_ENDPOINT, POOLED, per_endpoint
 from pdpool_operator.observe.prometheus import Prometheus, Series, UnreadError, quoted
 
@@ -48,7 +48,9 @@ class FromPrometheus:
         self._percentile = percentile
         namespace = observed.ref.namespace
         self._namespace = quoted(namespace)
-        self._engines = Owners(namespace, (pod for role in limits.engines for pod in workload.pods(observed, role)))
+        engines = [pod for role in limits.engines for pod in workload.pods(observed, role)]
+        self._engines = Owners(namespace, engines)
+        self._named = Owners(namespace, engines, by_address=False)
         self._routers = Owners(namespace, workload.pods(observed, Role.ROUTER))
 
     async def read(self, needs: Collection[Measure], readings: Readings) -> None:
@@ -97,7 +99,8 @@ class FromPrometheus:
         query = f"{name}{{exported_namespace={self._namespace}}} or {name}{{namespace={self._namespace}}}"
         try:
             series = await self._prometheus.vector(query)
-            found = self._engines.largest(series)
+            # An exporter's address is that of its node, and of no pod.
+            found = self._named.largest(series)
             exist = bool(series) or bool(found) or bool(await self._prometheus.vector(f"count({name})"))
         except UnreadError as fault:
             readings.fault([measure], str(fault))
@@ -118,7 +121,7 @@ class FromPrometheus:
         except UnreadError as fault:
             readings.fault([measure], str(fault))
             return
-        ours = [each for each in series if self._routers.of(each.labels) is not None]
+        ours = distinct((each for each in series if self._routers.of(each.labels) is not None), own="endpoint")
         if measure in PER_ENDPOINT:
             for pod, value in per_endpoint(self._engines, ((each.labels, each.value) for each in ours)).items():
                 readings.tell(pod, measure, value)
