@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
-from pdpool_api.names import LABEL_ROLE
+from pdpool_api.names import ANNOTATION_DRAINING, LABEL_ROLE
 from pdpool_router.feeds.pods import life_of
 from pdpool_router.flow.wake import GRACE_S, REPLACED_S, Wake
 from pdpool_router.records import Life
 
 
-def pod(role: str = "decode", *, leaves: bool = False, **status: Any) -> dict[str, Any]:
-    metadata = {"labels": {LABEL_ROLE: role}, **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaves else {})}
+def pod(role: str = "decode", *, leaves: bool = False, drains: bool = False, **status: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"labels": {LABEL_ROLE: role}}
+    if leaves:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    if drains:
+        metadata["annotations"] = {ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}
     return {"metadata": metadata, "status": {"phase": "Running", **status}}
 
 
@@ -27,6 +31,8 @@ STARTED = {"containerStatuses": [{"started": True, "restartCount": 0}]}
     [
         ([], Life.ABSENT),
         ([pod(leaves=True)], Life.ABSENT),
+        ([pod(drains=True), pod("prefill", drains=True, **STARTED)], Life.ABSENT),  # the pool goes to zero
+        ([pod(drains=True), pod(phase="Pending")], Life.STARTING),
         ([pod("router")], Life.ABSENT),
         ([{}], Life.ABSENT),
         ([pod(phase="Pending")], Life.STARTING),

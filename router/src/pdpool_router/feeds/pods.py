@@ -117,7 +117,9 @@ def endpoint_of(pod: Json) -> Endpoint | None:
 
 
 def life_of(pods: Iterable[Json]) -> Life:
-    """Whether a pool has engine pods that do not terminate, and whether one of them starts for the first time.
+    """Whether a pool has engine pods that stay, and whether one of them starts for the first time.
+
+    A pod that is marked as draining has gone for whoever asks now, though it may finish streams for minutes.
 
     A pod starts while it is not scheduled, its images are pulled, or its startup probe has not passed. A pod that says
     nothing of its containers counts as started, and so does one that was restarted.
@@ -131,7 +133,8 @@ def life_of(pods: Iterable[Json]) -> Life:
 def _is_staying_engine(pod: Json) -> bool:
     metadata = pod.get("metadata") or {}
     role = (metadata.get("labels") or {}).get(LABEL_ROLE)
-    return role in _ENGINE_ROLE_NAMES and not metadata.get("deletionTimestamp")
+    leaves = metadata.get("deletionTimestamp") or ANNOTATION_DRAINING in (metadata.get("annotations") or {})
+    return role in _ENGINE_ROLE_NAMES and not leaves
 
 
 def _is_starting(pod: Json) -> bool:
