@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdpool_api.names import Role
 from pdpool_router.records import Endpoint
-from pdpool_router.state.loads import REPORT_KEPT_S, Loads, Report, Work
+from pdpool_router.state.loads import REPORT_KEPT_S, Guess, Loads, Report, Work
 from pdpool_router.state.speeds import Level, Line
 
 P = [Endpoint(uid=f"p{n}", name=f"p{n}", role=Role.PREFILL, host="h", port=1) for n in range(3)]
@@ -107,6 +107,24 @@ def test_endpoints_that_hardly_differ_are_equal() -> None:
     loads.settle(0.0, 1.0)
     figures = [loads.loads[one.uid].token_ms for one in P]
     assert figures[2] > 1.5 * figures[0]
+
+
+def test_speeds_are_learned_when_they_are_settled_and_from_the_newest_answers() -> None:
+    """An answer is only noted; of a great many notes between two settlements the last ones count."""
+    loads = Loads()
+    loads.keep(P)
+
+    def answered(times: int, took_ms: float) -> None:
+        for _ in range(times):
+            work = loads.begin(P[0], 1000)
+            loads.computed(P[0], work, 1000, took_ms)
+            work.end()
+
+    answered(5_000, 10_000.0)
+    assert loads.loads["p0"].token_ms == Guess().token_ms
+    answered(400, 200.0)
+    loads.settle(0.0, 1.0)
+    assert loads.loads["p0"].fixed_ms + 1000 * loads.loads["p0"].token_ms == pytest.approx(200, rel=0.2)
 
 
 def test_reports_count_others_and_grow_old() -> None:

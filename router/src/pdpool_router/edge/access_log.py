@@ -59,7 +59,7 @@ class AccessLog:
             self._lines,
             processors=[_timed, structlog.processors.JSONRenderer(serializer=_serialised)],
             wrapper_class=structlog.BoundLogger,
-        )
+        ).bind()  # else it is put together anew for each line
 
     def ended(self, exchange: Exchange, now_s: float) -> None:
         """Logs a request, unless it is left out by chance."""

@@ -58,6 +58,7 @@ class Admission:
         self._clock = clock
         self._queued = queued
         self._queue = FairQueue(patience_s=limits.queue_seconds / 2)
+        self._waiting = self._queue.arrivals  # whether it is empty is asked twice for each request
         self._quotas: dict[str, Quota] = {}
         self._departures_s: deque[float] = deque(maxlen=_RATE_WINDOW)
         self._asleep_since_s: float | None = None
@@ -99,7 +100,7 @@ class Admission:
         )
         if share.requests_per_second or share.concurrent:
             ticket.quota = self._within_quota(tenant, share, now_s)
-        if not self._queue and self._room():
+        if not self._waiting and self._room():
             self._admit(ticket)
         else:
             self._line_up(ticket)
@@ -116,7 +117,7 @@ class Admission:
         if ticket.quota is not None:
             ticket.quota.leave()
             ticket.quota = None
-        if self._queue:
+        if self._waiting:
             self.dispatch()
 
     def dispatch(self) -> None:

@@ -10,9 +10,12 @@ every other, so that no priority can starve another for ever.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 QUANTUM_TOKENS: Final = 2048
 """What one turn adds to a tenant's credit, for a weight of 1."""
@@ -60,6 +63,8 @@ class FairQueue:
         self.patience_s = patience_s
         self.size_bytes = 0
         self._arrivals: OrderedDict[int, Waiting] = OrderedDict()
+        self.arrivals: Final[Mapping[int, Waiting]] = self._arrivals
+        """All of them, the oldest first; read only."""
         self._levels: dict[int, OrderedDict[str, _Flow]] = {}
 
     def __len__(self) -> int:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pdpool_router.forward.framing import Head
     from pdpool_router.forward.transport import Transport
     from pdpool_router.forward.upstream import Upstream
+    from pdpool_router.records import Prompt
     from pdpool_router.state.endpoints import Endpoints
 
 _ENOUGH_EVENTS: Final = 3
@@ -178,10 +179,9 @@ class Journey(msgspec.Struct, eq=False):
         else:
             self._send_alone(decision)
 
-    def _tell_prefixes(self, uid: str) -> None:
+    def _tell_prefixes(self, prompt: Prompt, uid: str) -> None:
         """An endpoint is about to hold this prompt."""
-        prompt = self._request.prompt
-        if prompt is not None and uid not in self._told:
+        if uid not in self._told:
             self._told += (uid,)
             self._forwarder.prefixes.begin(prompt, uid)
 
@@ -196,7 +196,8 @@ class Journey(msgspec.Struct, eq=False):
         self._prefilling = True
         self._endpoint = endpoint = decision.endpoint
         self._work = forwarder.loads.begin(endpoint, decision.uncached_tokens)
-        self._tell_prefixes(endpoint.uid)
+        if self._request.prompt is not None:
+            self._tell_prefixes(self._request.prompt, endpoint.uid)
         self._lease = forwarder.inflight.reserve(endpoint)
         self._started_s = now_s = monotonic()
         self._own_s += now_s - self._ready_s
@@ -321,7 +322,8 @@ class Journey(msgspec.Struct, eq=False):
             self._work = forwarder.loads.begin_whole(endpoint, decision.uncached_tokens, now_s)
         else:
             self._work = forwarder.loads.begin(endpoint, 0)
-        self._tell_prefixes(endpoint.uid)
+        if self._request.prompt is not None:
+            self._tell_prefixes(self._request.prompt, endpoint.uid)
         self._own_s += now_s - self._ready_s
         if self._trail is not None:
             self._trail.sent("decode", endpoint.name, now_s)
@@ -378,6 +380,7 @@ class Journey(msgspec.Struct, eq=False):
     # --- what engines answer: `Receiver` -------------------------------------------------------------------------
     def on_answer(self, head: Head, body: bytes, now_s: float) -> None:
         """See `Receiver`."""
+        self.carrier = None  # it is free for others
         try:
             if self._prefilling:
                 self._prefill_answered(head, body, now_s)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
-class _Legs(StrEnum):
+class Legs(StrEnum):
     """What an endpoint is chosen for."""
 
     PREFILL = "prefill"
@@ -64,9 +64,9 @@ class SumPolicy:
         `reads_prefixes`: terms depend on what is cached. `skips_hops`: decode may compute a prompt although prefill
         could.
         """
-        self._scorers = {_Legs.PREFILL: tuple(prefill), _Legs.DECODE: tuple(decode), _Legs.WHOLE: tuple(whole)}
-        self._pickers = {legs: picker() for legs in _Legs}
-        self._gathered: dict[_Legs, tuple[tuple[Endpoint, ...], Mapping[str, Load], list[Load]]] = {}
+        self._scorers = {Legs.PREFILL: tuple(prefill), Legs.DECODE: tuple(decode), Legs.WHOLE: tuple(whole)}
+        self._pickers = {legs: picker() for legs in Legs}
+        self._gathered: dict[Legs, tuple[tuple[Endpoint, ...], Mapping[str, Load], list[Load]]] = {}
         self.reads_prefixes = reads_prefixes
         self._skips_hops = skips_hops
 
@@ -79,13 +79,13 @@ class SumPolicy:
             return found
         match = self._match(request, snapshot)
         asked = _asked(request, snapshot, match)
-        legs = _Legs.PREFILL if found.way is Way.REMOTE else _Legs.WHOLE
+        legs = Legs.PREFILL if found.way is Way.REMOTE else Legs.WHOLE
         first = self._choose(legs, asked, found.endpoints, snapshot, rng)
         if found.way is Way.REMOTE and self._skips_hops:
             local = self._local(asked, found, first, snapshot, rng)
             if local is not None:
                 chosen, reason = local
-                return _decision(Way.LOCAL, chosen, asked, match, _Legs.WHOLE, reason)
+                return _decision(Way.LOCAL, chosen, asked, match, Legs.WHOLE, reason)
         return _decision(found.way, first, asked, match, legs, found.reason)
 
     def place(
@@ -108,8 +108,8 @@ class SumPolicy:
         elif match is None or snapshot.knowledge is None or match.version != snapshot.knowledge.version:
             match = self._match(request, snapshot)
         asked = _asked(request, snapshot, match)
-        chosen = self._choose(_Legs.DECODE, asked, found, snapshot, rng)
-        return _decision(Way.REMOTE, chosen, asked, match, _Legs.DECODE)
+        chosen = self._choose(Legs.DECODE, asked, found, snapshot, rng)
+        return _decision(Way.REMOTE, chosen, asked, match, Legs.DECODE)
 
     # --- for people --------------------------------------------------------------------------------------------------
     def explain(self, request: Request, snapshot: Snapshot, now_s: float) -> dict[str, Any]:
@@ -126,11 +126,11 @@ class SumPolicy:
             "knownText": bool(match and match.known),
         }
         if found.way is not Way.REMOTE:
-            return told | {"whole": _table(self._scorers[_Legs.WHOLE], asked, found.endpoints, snapshot)}
-        told["prefill"] = _table(self._scorers[_Legs.PREFILL], asked, found.endpoints, snapshot)
-        told["decode"] = _table(self._scorers[_Legs.DECODE], asked, found.decode, snapshot)
+            return told | {"whole": _table(self._scorers[Legs.WHOLE], asked, found.endpoints, snapshot)}
+        told["prefill"] = _table(self._scorers[Legs.PREFILL], asked, found.endpoints, snapshot)
+        told["decode"] = _table(self._scorers[Legs.DECODE], asked, found.decode, snapshot)
         if self._skips_hops:
-            told["local"] = _table(self._scorers[_Legs.WHOLE], asked, with_local_room(found.decode, snapshot), snapshot)
+            told["local"] = _table(self._scorers[Legs.WHOLE], asked, with_local_room(found.decode, snapshot), snapshot)
             for row in told["local"]:
                 row["allowed"] = local_reason(asked.tokens, row["cachedTokens"], snapshot.local_prefill)
         return told
@@ -143,9 +143,9 @@ class SumPolicy:
         return found
 
     def _choose(
-        self, legs: _Legs, asked: Asked, endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance
+        self, legs: Legs, asked: Asked, endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance
     ) -> Chosen:
-        loads = self._loads_of(legs, endpoints, snapshot)
+        loads = self.loads_of(legs, endpoints, snapshot)
         costs = _sum(self._scorers[legs], asked, loads)
         if len(endpoints) == 1:
             return Chosen(endpoints[0], loads[0], costs[0])
@@ -153,7 +153,7 @@ class SumPolicy:
         at = self._pickers[legs].pick(asked, costs, loads, _own_ms(asked, best, legs), rng)
         return Chosen(endpoints[at], loads[at], costs[at])
 
-    def _loads_of(self, legs: _Legs, endpoints: tuple[Endpoint, ...], snapshot: Snapshot) -> list[Load]:
+    def loads_of(self, legs: Legs, endpoints: tuple[Endpoint, ...], snapshot: Snapshot) -> list[Load]:
         """The candidates' loads; gathered anew when the membership, hence the tuple, is another."""
         kept = self._gathered.get(legs)
         if kept is not None and kept[0] is endpoints and kept[1] is snapshot.loads:
@@ -172,11 +172,11 @@ class SumPolicy:
         room = with_local_room(found.decode, snapshot)
         if not room:
             return None
-        local = self._choose(_Legs.WHOLE, asked, room, snapshot, rng)
+        local = self._choose(Legs.WHOLE, asked, room, snapshot, rng)
         reason = local_reason(asked.tokens, asked.cached.get(local.endpoint.uid, 0), rule)
         if not reason:
             return None
-        after = min(_sum(self._scorers[_Legs.DECODE], asked, _loads(found.decode, snapshot)))
+        after = min(_sum(self._scorers[Legs.DECODE], asked, _loads(found.decode, snapshot)))
         return (local, reason) if local.cost_ms <= prefill.cost_ms + after else None
 
 
@@ -203,22 +203,22 @@ def _sum(scorers: Sequence[Scorer], asked: Asked, loads: Sequence[Load]) -> list
     return costs
 
 
-def _own_ms(asked: Asked, load: Load, legs: _Legs) -> float:
+def _own_ms(asked: Asked, load: Load, legs: Legs) -> float:
     """What the request's own work takes at an endpoint, and never so much that a request more there would not count."""
     lacking = asked.tokens - asked.cached.get(load.uid, 0)
-    if legs is _Legs.DECODE:
+    if legs is Legs.DECODE:
         return load.step_ms + min(lacking * load.pull_ms, load.step_ms)
     own_ms = load.fixed_ms + lacking * load.token_ms
-    return own_ms if legs is _Legs.PREFILL else min(own_ms, 4 * load.step_ms)
+    return own_ms if legs is Legs.PREFILL else min(own_ms, 4 * load.step_ms)
 
 
 def _decision(  # noqa: PLR0917 - what a record is made of
-    way: Way, chosen: Chosen, asked: Asked, match: Match | None, legs: _Legs, reason: str = ""
+    way: Way, chosen: Chosen, asked: Asked, match: Match | None, legs: Legs, reason: str = ""
 ) -> Decision:
     load = chosen.load
     cached = asked.cached.get(load.uid, 0)
-    each_ms = load.pull_ms if legs is _Legs.DECODE else load.token_ms
-    before_ms = load.fixed_ms if legs is _Legs.DECODE else load.wait_ms
+    each_ms = load.pull_ms if legs is Legs.DECODE else load.token_ms
+    before_ms = load.fixed_ms if legs is Legs.DECODE else load.wait_ms
     return Decision(
         way,
         chosen.endpoint,

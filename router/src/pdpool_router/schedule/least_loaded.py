@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pdpool_router.records import Decision, Unplaced, Way
-from pdpool_router.schedule.decide import SumPolicy
+from pdpool_router.schedule.decide import Legs, SumPolicy
 from pdpool_router.schedule.disaggregate import candidates, partners
 from pdpool_router.schedule.pickers.least import Least
 from pdpool_router.schedule.scorers.inflight import Inflight
@@ -36,7 +36,8 @@ class LeastLoaded(SumPolicy):
         found = candidates(request, snapshot)
         if isinstance(found, Unplaced):
             return found
-        return Decision(found.way, _fewest(found.endpoints, snapshot, rng), found.reason, request.prompt_tokens)
+        chosen = self._fewest(Legs.PREFILL, found.endpoints, snapshot, rng)
+        return Decision(found.way, chosen, found.reason, request.prompt_tokens)
 
     def place(
         self,
@@ -51,19 +52,19 @@ class LeastLoaded(SumPolicy):
         """See `Policy.place`."""
         del ids, now_s, match
         found = partners(request, snapshot)
-        return Decision(_REMOTE, _fewest(found, snapshot, rng), "", request.prompt_tokens) if found else None
+        if not found:
+            return None
+        return Decision(_REMOTE, self._fewest(Legs.DECODE, found, snapshot, rng), "", request.prompt_tokens)
 
-
-def _fewest(endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance) -> Endpoint:
-    if len(endpoints) == 1:
-        return endpoints[0]
-    requests, loads = snapshot.inflight.get, snapshot.loads
-    counts = [
-        requests(uid, 0) + (loads[uid].others if uid in loads else 0.0)
-        for uid in [endpoint.uid for endpoint in endpoints]
-    ]
-    least = min(counts)
-    if counts.count(least) == 1:
-        return endpoints[counts.index(least)]
-    tied = [endpoint for endpoint, count in zip(endpoints, counts, strict=True) if count == least]
-    return tied[int(rng.random() * len(tied))]
+    def _fewest(self, legs: Legs, endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance) -> Endpoint:
+        if len(endpoints) == 1:
+            return endpoints[0]
+        requests = snapshot.inflight.get
+        counts = [requests(load.uid, 0) + load.others for load in self.loads_of(legs, endpoints, snapshot)]
+        least = min(counts)
+        ties = counts.count(least)
+        at = counts.index(least)
+        # Of those that are tied, the one that chance says, counted from the first.
+        for _ in range(int(rng.random() * ties) if ties > 1 else 0):
+            at = counts.index(least, at + 1)
+        return endpoints[at]

@@ -10,6 +10,7 @@ one that really reports nothing to do is preferred.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,9 +19,12 @@ from pdpool_router.records import Endpoint, Load
 from pdpool_router.state.speeds import Level, Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pdpool_api.names import Role
+
+    _Note = tuple[Callable[[Endpoint, int, float, int], None], Endpoint, int, float, int]
+    """Who learns from it; endpoint, tokens, milliseconds, and the tokens that stood before them."""
 
 REPORT_KEPT_S: Final = 30.0
 """An engine's figures older than this, or than three intervals, are unknown."""
@@ -33,6 +37,8 @@ _ENOUGH: Final = 16
 _UNSURE: Final = 0.2
 """So that it takes some answers, and not one odd one, until an endpoint is told apart from its role."""
 _DUE_AFTER_S: Final = 1.0
+_MOST_NOTES: Final = 256
+"""Observations that one call of `settle` learns from, the newest: a speed remembers about fifty."""
 
 
 class Guess(msgspec.Struct, frozen=True):
@@ -155,6 +161,7 @@ class Loads:
         self._guesses: Mapping[Role, Guess] = {}
         self._slower: Mapping[str, float] = {}
         self._overdue: dict[Work, float] = {}
+        self._notes: deque[_Note] = deque(maxlen=_MOST_NOTES)
         self.loads: dict[str, Load] = {}
         """What a snapshot shows; read only."""
 
@@ -200,26 +207,38 @@ class Loads:
         return work
 
     def computed(self, endpoint: Endpoint, work: Work, tokens: int, took_ms: float) -> None:
-        """A leg whose prompt the endpoint computed (so many tokens of it) took so long to its answer."""
+        """A leg whose prompt the endpoint computed (so many tokens of it) took so long to its answer.
+
+        This and the next two only note it: `settle` learns from many at once, while what it takes to learn is at hand.
+        """
+        self._notes.append((self._learn_computed, endpoint, tokens, took_ms, work.ahead_tokens))
+
+    def pulled(self, endpoint: Endpoint, tokens: int, took_ms: float) -> None:
+        """A decode leg, which pulled so many tokens' KV, took so long to its first byte."""
+        self._notes.append((self._learn_pulled, endpoint, tokens, took_ms, 0))
+
+    def stepped(self, endpoint: Endpoint, step_ms: float) -> None:
+        """A stream's tokens came so far apart on the average."""
+        self._notes.append((self._learn_stepped, endpoint, 0, step_ms, 0))
+
+    def _learn_computed(self, endpoint: Endpoint, tokens: int, took_ms: float, ahead_tokens: int) -> None:
         role = self._role(endpoint.role)
         kept = self._kept.get(endpoint.uid)
-        stood = work.ahead_tokens + tokens
+        stood = ahead_tokens + tokens
         if kept is not None:
             kept.factors.compute.observe(_ratio(took_ms, role.compute.predict_ms(stood)))
             own_ms = role.compute.predict_ms(tokens) * _clear(kept.factors.compute)
             kept.typical_ms = _TYPICAL_MEMORY * kept.typical_ms + (1 - _TYPICAL_MEMORY) * own_ms
         role.compute.observe(stood, took_ms)
 
-    def pulled(self, endpoint: Endpoint, tokens: int, took_ms: float) -> None:
-        """A decode leg, which pulled so many tokens' KV, took so long to its first byte."""
+    def _learn_pulled(self, endpoint: Endpoint, tokens: int, took_ms: float, _: int) -> None:
         role = self._role(endpoint.role)
         kept = self._kept.get(endpoint.uid)
         if kept is not None:
             kept.factors.pull.observe(_ratio(took_ms, role.pull.predict_ms(tokens)))
         role.pull.observe(tokens, took_ms)
 
-    def stepped(self, endpoint: Endpoint, step_ms: float) -> None:
-        """A stream's tokens came so far apart on the average."""
+    def _learn_stepped(self, endpoint: Endpoint, _: int, step_ms: float, __: int) -> None:
         role = self._role(endpoint.role)
         kept = self._kept.get(endpoint.uid)
         if kept is not None:
@@ -246,10 +265,13 @@ class Loads:
         _figure(kept)
 
     def settle(self, now_s: float, interval_s: float) -> None:
-        """Publishes what was learned, for all at once; makes stale reports unknown. Call it once a second or so.
+        """Learns from what was noted and publishes it, for all at once; makes stale reports unknown.
 
-        For all at once, since endpoints that are equal must stay equal between two calls.
+        Call it once a second or so. For all at once, since endpoints that are equal must stay equal between two calls.
         """
+        while self._notes:
+            learn, endpoint, tokens, took_ms, ahead_tokens = self._notes.popleft()
+            learn(endpoint, tokens, took_ms, ahead_tokens)
         for work in [work for work, due_s in self._overdue.items() if due_s <= now_s or work.over]:
             del self._overdue[work]
             work.started()

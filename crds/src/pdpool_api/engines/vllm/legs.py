@@ -20,17 +20,21 @@ Fields = dict[str, Raw]
 
 
 class Route(Enum):
-    """A generating route: its path, and the field that limits its output."""
+    """A generating route: its path, and the fields that limit its output and hold its prompt.
 
-    CHAT = ("/v1/chat/completions", "max_tokens")
-    COMPLETIONS = ("/v1/completions", "max_tokens")
-    RESPONSES = ("/v1/responses", "max_output_tokens")
-    MESSAGES = ("/v1/messages", "max_tokens")
+    What belongs to a route stands here and in no table by route: an enum's member is hashed by a call.
+    """
 
-    def __init__(self, path: str, output_limit: str) -> None:
+    CHAT = ("/v1/chat/completions", "max_tokens", "messages")
+    COMPLETIONS = ("/v1/completions", "max_tokens", "prompt")
+    RESPONSES = ("/v1/responses", "max_output_tokens", "input")
+    MESSAGES = ("/v1/messages", "max_tokens", "messages")
+
+    def __init__(self, path: str, output_limit: str, prompt: str) -> None:
         self.path = path
         self.path_bytes = path.encode()
         self.output_limit = output_limit
+        self.prompt = prompt
 
 
 _RESPONSES: Final = Route.RESPONSES
@@ -356,7 +360,7 @@ def prompt_ids(handoff: Handoff) -> list[int] | None:
         return None
 
 
-TELLS_IDS: Final = frozenset({Route.CHAT, Route.COMPLETIONS})
+TELLS_IDS: Final = (Route.CHAT, Route.COMPLETIONS)
 """Routes whose answers can tell the ids of the prompt's tokens (vLLM 0.32)."""
 
 

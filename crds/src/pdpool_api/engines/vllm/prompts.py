@@ -14,12 +14,6 @@ from msgspec import Raw
 
 from pdpool_api.engines.vllm.legs import BodyError, Fields, Route, text_field
 
-_MAIN: Final = {
-    Route.CHAT: "messages",
-    Route.COMPLETIONS: "prompt",
-    Route.RESPONSES: "input",
-    Route.MESSAGES: "messages",
-}
 _SHAPING: Final = (
     "add_generation_prompt",
     "add_special_tokens",
@@ -69,7 +63,7 @@ class PromptText(msgspec.Struct, frozen=True, gc=False):
 
 def prompt_text(fields: Fields, route: Route) -> PromptText | None:
     """The prompt of a body; None where there is none, or only an engine could read it."""
-    raw = fields.get(_MAIN[route])
+    raw = fields.get(route.prompt)
     if raw is None:
         return None
     try:
