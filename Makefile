@@ -112,7 +112,8 @@ soak-router: install ## A million requests with cancels, resets and churn: memor
 	@$(PY) -m e2e.bench.soak --requests $${REQUESTS:-1000000} --at-once $${AT_ONCE:-64}
 
 .PHONY: bench-router
-bench-router: install peers ## CPU per request and per chunk beside a peer (QUICK=1, JSON=file)
+bench-router: install peers ## What the router costs beside its peers (QUICK=1, JSON=file, PLOT=file)
+	@[ -z "$${PLOT:-}" ] || PDPOOL_BENCH= tools/install
 	@$(PY) -m e2e.bench.router
 
 .PHONY: bench-index

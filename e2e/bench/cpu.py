@@ -6,6 +6,7 @@ The CPU clock of a process counts all its threads, ended ones too, in nanosecond
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,12 @@ def tree_ns(root: int) -> int:
         OSError: a process of the tree ended meanwhile.
     """
     return sum(_process_ns(pid) for pid in tree(root))
+
+
+def tree_rss_bytes(root: int) -> int:
+    """Resident memory of a process and its living descendants."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in tree(root))
+    return pages * resource.getpagesize()
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ Bounded: so many requests or streams, at most `MAX_OPEN` at once, each with a de
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import httptools
 
@@ -20,10 +21,14 @@ from e2e.bench import replies
 from e2e.bench.workloads import CHAT_PATH, Workload, serial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
+KEY = "sk-bench-0123456789abcdef"
+"""What every request shows; who asks for no key does not look."""
 MAX_OPEN = 1024
 ANSWER_DEADLINE_S = 15
+CROWD_BEGUN_S = 60
+"""All of a crowd's streams have begun, also where the machine has other work."""
 SLOW_RATE_PER_S = 50.0
 RAMP_STEP_STREAMS = 10
 RAMP_STEP_S = 0.02
@@ -43,6 +48,17 @@ class Tally:
     events: int = 0
     latencies_s: list[float] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+
+class Crowd(NamedTuple):
+    """What a crowd of streams was like while all of them ran."""
+
+    used_ns: int
+    """CPU of the router meanwhile."""
+    events: int
+    seconds: float
+    more_rss_bytes: int
+    """What the router's memory grew by from none to all of them."""
 
 
 class _Exchange:
@@ -108,6 +124,40 @@ class _Connection(asyncio.Protocol):
         self._client.answered(exchange)
 
 
+class _Listener(asyncio.Protocol):
+    """One stream of a crowd: what comes is kept as it comes and read when all is over, as one core carries them all."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.data: list[bytes] = []
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._client.tally.events += 1
+        self.data.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.lost = True
+
+
+class _Body:
+    """The body of an answer that has not ended."""
+
+    def __init__(self, wire: Sequence[bytes]) -> None:
+        self._pieces: list[bytes] = []
+        parser = httptools.HttpResponseParser(self)
+        for piece in wire:
+            parser.feed_data(piece)
+        self.bytes = b"".join(self._pieces)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+
 class Client:
     """Offers one workload to the router at a loopback port."""
 
@@ -117,8 +167,9 @@ class Client:
         self._workload = workload
         self._head = (
             f"POST {CHAT_PATH} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-            f"content-length: {workload.body_bytes}\r\n\r\n"
+            f"authorization: Bearer {KEY}\r\ncontent-length: {workload.body_bytes}\r\n\r\n"
         ).encode()
+        self._next: Iterator[int] | None = None
         self._connections: set[_Connection] = set()
         self._open = 0
         self._quiet = asyncio.Event()
@@ -147,7 +198,11 @@ class Client:
 
     def _settle(self) -> None:
         self._open -= 1
-        if self._open == 0:
+        number = next(self._next, None) if self._next is not None and self.idle else None
+        if number is not None:
+            self._open += 1
+            self.idle.pop().send(_Exchange(number, self._loop.time()), self._head + self._workload.body(number))
+        elif self._open == 0:
             self._quiet.set()
 
     def _fault(self, exchange: _Exchange) -> str:
@@ -199,6 +254,71 @@ class Client:
             await self._send(number, due_s)
         await self._all_answered(ANSWER_DEADLINE_S)
         return self.tally
+
+    async def saturate(self, numbers: range, at_once: int) -> float:
+        """Send one request per number, so many at a time, each as soon as another is answered.
+
+        Returns:
+            The seconds it took.
+
+        Raises:
+            LoadError: one is not answered in time.
+        """
+        began_s = self._loop.time()
+        self._next = iter(numbers)
+        for number in itertools.islice(self._next, at_once):
+            await self._send(number, self._loop.time())
+        await self._all_answered(ANSWER_DEADLINE_S + len(numbers) / SLOW_RATE_PER_S)
+        return self._loop.time() - began_s
+
+    async def crowd(
+        self, numbers: range, window_s: float, *, read_ns: Callable[[], int], rss_bytes: Callable[[], int]
+    ) -> Crowd:
+        """Open one endless stream per number and, once all run, measure for a while; then leave them.
+
+        What came is checked by its first bytes: each stream has what it should have as far as it has come.
+
+        Raises:
+            LoadError: a stream did not begin in time, or broke.
+        """
+        before_bytes = rss_bytes()
+        listeners: dict[int, _Listener] = {}
+        try:
+            for index, number in enumerate(numbers):
+                _, listener = await self._loop.create_connection(lambda: _Listener(self), "127.0.0.1", self._port)
+                listeners[number] = listener
+                listener.transport.write(self._head + self._workload.body(number))
+                if index % RAMP_STEP_STREAMS == 0:
+                    await asyncio.sleep(RAMP_STEP_S / 2)
+            until_s = self._loop.time() + CROWD_BEGUN_S
+            while not all(one.data for one in listeners.values()):
+                if self._loop.time() > until_s:
+                    begun = sum(bool(one.data) for one in listeners.values())
+                    raise LoadError(f"only {begun} of {len(numbers)} streams began")
+                await asyncio.sleep(0.1)
+            more_rss_bytes = rss_bytes() - before_bytes
+            began_ns, began_events, began_s = read_ns(), self.tally.events, self._loop.time()
+            await asyncio.sleep(window_s)
+            found = Crowd(
+                read_ns() - began_ns, self.tally.events - began_events, self._loop.time() - began_s, more_rss_bytes
+            )
+            lost = sum(one.lost for one in listeners.values())
+            if lost:
+                raise LoadError(f"{lost} of {len(numbers)} streams broke")
+        finally:
+            for one in listeners.values():
+                one.transport.abort()
+            await asyncio.sleep(0)
+        for number, listener in listeners.items():
+            body = _Body(listener.data).bytes
+            whole = body.count(b"\n\n")
+            expected = b"".join(
+                replies.stream_event(serial(number), at, self._workload.chunks) for at in range(whole + 1)
+            )
+            if not expected.startswith(body):
+                raise LoadError(f"request {number}: wrong bytes after {whole} events: {body[-_SHOWN_BYTES:]!r}")
+            self.tally.answered += 1
+        return found
 
     async def hold(self, numbers: range, window_s: float, read_ns: Callable[[], int]) -> tuple[int, int]:
         """Open one stream per number and, once all run, measure for a while; return when all have ended.

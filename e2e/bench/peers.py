@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import shutil
 import subprocess
 import sys
@@ -35,8 +36,12 @@ class Place:
 
     prefill_urls: Sequence[str]
     decode_urls: Sequence[str]
+    whole_urls: Sequence[str]
+    """Engines that compute a prompt and answer it."""
     port: int
     admin_port: int
+    folder: Path
+    """Where files may be written that the program reads."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Peer:
     program: str
     policy: str
     arguments: Callable[[Place], list[str]]
+    legs: int = 2
+    """Requests to engines that it makes of one of a client's."""
 
     @property
     def title(self) -> str:
@@ -90,8 +97,42 @@ def _vllm_router(place: Place) -> list[str]:
     ]
 
 
+def _smg(place: Place) -> list[str]:
+    # Without a connector named for each prefill it would send decode no parameters.
+    workers = [
+        {"id": f"{kind}{number}", "url": url, "worker_type": kind, **more}
+        for kind, urls, more in (
+            ("prefill", place.prefill_urls, {"kv_connector": "NixlConnector"}),
+            ("decode", place.decode_urls, {}),
+        )
+        for number, url in enumerate(urls)
+    ]
+    file = place.folder / "smg-workers.json"
+    file.write_text(json.dumps({"version": 1, "workers": workers}))
+    return [
+        *("launch", "--pd-disaggregation", "--discovery-provider", "file", "--discovery-file", str(file)),
+        *("--prefill-policy", "round_robin", "--decode-policy", "round_robin"),
+        *_listening(place),
+    ]
+
+
+def _sglang_router(place: Place) -> list[str]:
+    # Its two legs are SGLang's own protocol, which needs SGLang's engines: it is shown with one leg.
+    return ["launch", "--worker-urls", *place.whole_urls, "--policy", "round_robin", *_listening(place)]
+
+
+def _listening(place: Place) -> list[str]:
+    return [
+        *("--host", "127.0.0.1", "--port", str(place.port)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(place.admin_port)),
+        *("--worker-startup-check-interval", "1", "--log-level", "warn"),
+    ]
+
+
 VLLM_ROUTER = Peer("vllm-router", "0.1.17", "vllm-router", "vllm-router", "round robin", _vllm_router)
-PEERS = {peer.name: peer for peer in (VLLM_ROUTER,)}
+SMG = Peer("smg", "1.13.0", "smg", "smg", "round robin", _smg)
+SGLANG_ROUTER = Peer("sglang-router", "0.3.2", "sglang-router", "smg", "round robin, one leg", _sglang_router, legs=1)
+PEERS = {peer.name: peer for peer in (VLLM_ROUTER, SMG, SGLANG_ROUTER)}
 
 
 def install(peer: Peer, progress: Progress) -> None:

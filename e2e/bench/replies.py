@@ -5,10 +5,15 @@ Boundary: texts only. They have the shape and size of vLLM's answers, because wh
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 MODEL = "m"
 BLOCK_TOKENS = 16
-BLOCK_BYTES = 64
+BYTES_PER_TOKEN = 4
+BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 """Bytes of prompt that fill a KV block of that many tokens."""
+TOKENS = 150_000
+"""Tokens that the model knows."""
 STREAM_END = b"data: [DONE]\n\n"
 
 _COMPLETION = (
@@ -16,7 +21,7 @@ _COMPLETION = (
     b'{"role":"assistant","content":" %b","refusal":null,"annotations":null,"audio":null,"function_call":null,'
     b'"tool_calls":[],"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],'
     b'"service_tier":null,"system_fingerprint":null,"usage":{"prompt_tokens":256,"total_tokens":257,'
-    b'"completion_tokens":1,"prompt_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,'
+    b'"completion_tokens":1,"prompt_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":%b,'
     b'"kv_transfer_params":%b}'
 )
 _EVENT = (
@@ -33,15 +38,42 @@ _HANDOFF = (
 
 def completion(serial: str) -> bytes:
     """The body of an answer of one token that is not streamed."""
-    return _COMPLETION % (serial.encode(), serial.encode(), b"null")
+    return _COMPLETION % (serial.encode(), serial.encode(), b"null", b"null")
 
 
-def prefill(serial: str, handoff: str, body_bytes: int) -> bytes:
-    """The body of a prefill answer; its list of blocks is as long as a prompt of that many bytes makes it."""
+def is_known(serial: str) -> bool:
+    """Whether the prompt of that request is the one that half of all requests have; the others are nobody else's."""
+    return int(serial) % 2 == 0
+
+
+def token_ids(serial: str, body_bytes: int) -> list[int]:
+    """The ids of a prompt of that many bytes: equal for equal prompts, and else different from the first one on."""
+    first = 0 if is_known(serial) else int(serial) % TOKENS
+    return [first, *_ids(body_bytes // BYTES_PER_TOKEN)]
+
+
+@lru_cache(maxsize=16)
+def _ids(count: int) -> list[int]:
+    return [1 + number * 7919 % (TOKENS - 1) for number in range(count)]
+
+
+@lru_cache(maxsize=16)
+def _ids_text(count: int) -> bytes:
+    return b"".join(b",%d" % one for one in _ids(count))
+
+
+def prefill(serial: str, handoff: str, body_bytes: int, *, ids: bool = False) -> bytes:
+    """The body of a prefill answer; its list of blocks is as long as a prompt of that many bytes makes it.
+
+    `ids`: it tells the ids of the prompt's tokens.
+    """
     blocks = max(1, body_bytes // BLOCK_BYTES)
     block_ids = ",".join(map(str, range(1, blocks + 1)))
     params = _HANDOFF % (block_ids.encode(), handoff.encode(), blocks * BLOCK_TOKENS)
-    return _COMPLETION % (serial.encode(), serial.encode(), params)
+    told = b"null"
+    if ids:
+        told = b"[%d%b]" % (token_ids(serial, 0)[0], _ids_text(body_bytes // BYTES_PER_TOKEN))
+    return _COMPLETION % (serial.encode(), serial.encode(), told, params)
 
 
 def stream_event(serial: str, index: int, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""From samples to a table and to JSON: medians, ratios within a round, and whether the goals hold.
+"""From samples to a table, to verdicts and to JSON: medians, ratios within a round, and whether the goals hold.
 
 Boundary: pure; measuring and printing are `router`'s business. A ratio is taken between two samples of one round,
 because the machine's speed changes from round to round by more than the routers differ.
@@ -8,94 +8,147 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-RATIO_GOALS = {"w1": 0.52, "w3_100": 0.84, "w3_300": 0.84}
-"""At most so much of the peer's CPU; workloads that are not named have no goal."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What one unit of work cost us and the peer in the same round, in microseconds of CPU."""
-
-    ours_us: float
-    peer_us: float
-
-    @property
-    def ratio(self) -> float:
-        """Ours over the peer's."""
-        return self.ours_us / self.peer_us
+OURS: Final = "ours"
+OURS_ALL_ON: Final = "ours-all-on"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    """One workload in all rounds."""
+    """One figure of every contestant in all rounds; None where a contestant failed, or is not measured."""
 
     name: str
     title: str
     unit: str
-    pairs: Sequence[Pair] = field(default_factory=list)
+    samples: dict[str, list[float | None]] = field(default_factory=dict)
+
+    def median(self, contestant: str) -> float | None:
+        """Of the rounds."""
+        found = [one for one in self.samples.get(contestant, ()) if one is not None]
+        return statistics.median(found) if found else None
+
+    def ratios(self, contestant: str, peer: str) -> list[float]:
+        """One contestant's over another's, for each round that has both."""
+        pairs = zip(self.samples.get(contestant, ()), self.samples.get(peer, ()), strict=False)
+        return [mine / theirs for mine, theirs in pairs if mine is not None and theirs]
+
+    def least(self, peers: Sequence[str]) -> str | None:
+        """Whose median is the smallest."""
+        found = {peer: median for peer in peers if (median := self.median(peer)) is not None}
+        return min(found, key=found.__getitem__) if found else None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a figure should be at most: alone, or as a share of what the best of the peers with two legs has."""
+
+    row: str
+    contestant: str
+    limit: float
+    is_ratio: bool = True
 
     @property
-    def ours_us(self) -> float:
-        """Our median."""
-        return statistics.median(pair.ours_us for pair in self.pairs)
+    def name(self) -> str:
+        """As in JSON."""
+        kind = "ratio" if self.is_ratio else "value"
+        return f"{self.row}_{self.contestant.replace('-', '_')}_{kind}"
+
+
+GOALS: Final = (
+    Goal("w1", OURS, 0.52),
+    Goal("w2", OURS, 0.7),
+    Goal("w4", OURS, 0.7),
+    Goal("w3_100", OURS, 0.84),
+    Goal("w3_300", OURS, 0.84),
+    Goal("w1", OURS_ALL_ON, 0.6),
+    Goal("w4", OURS_ALL_ON, 0.8),
+    Goal("latency_p99", OURS, 1.0),
+    Goal("crowd_core", OURS, 1.0, is_ratio=False),
+    Goal("crowd_rss", OURS, 30.0, is_ratio=False),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal and what was found."""
+
+    goal: Goal
+    peer: str
+    """Whom it is compared with; empty: nobody."""
+    value: float
+    lowest: float
+    highest: float
 
     @property
-    def peer_us(self) -> float:
-        """The peer's median."""
-        return statistics.median(pair.peer_us for pair in self.pairs)
-
-    @property
-    def ratio(self) -> float:
-        """The median of the rounds' ratios."""
-        return statistics.median(pair.ratio for pair in self.pairs)
-
-    @property
-    def goal(self) -> float | None:
-        """The largest ratio that meets the goal; None: no goal."""
-        return RATIO_GOALS.get(self.name)
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the goal is met; None: no goal."""
-        return None if self.goal is None else self.ratio <= self.goal
+    def holds(self) -> bool:
+        """The goal is met."""
+        return self.value <= self.goal.limit
 
 
-_HOLDS = {True: "yes", False: "NO", None: ""}
+def verdicts(rows: Sequence[Row], peers: Sequence[str]) -> Iterator[Verdict]:
+    """Each goal whose figure was measured; `peers`: those that make two legs."""
+    by_name = {row.name: row for row in rows}
+    for goal in GOALS:
+        row = by_name.get(goal.row)
+        if row is None or row.median(goal.contestant) is None:
+            continue
+        peer = row.least(peers) if goal.is_ratio else ""
+        if peer is None:
+            continue
+        found = row.ratios(goal.contestant, peer) if peer else [one for one in row.samples[goal.contestant] if one]
+        if found:
+            yield Verdict(goal, peer, statistics.median(found), min(found), max(found))
 
 
-def table(rows: Sequence[Row], ours: str, peer: str) -> str:
-    """The rows as aligned text."""
-    cells = [("workload", "CPU µs per", ours, peer, "ratio", "of rounds", "goal", "holds")]
+def table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
+    """Every contestant's medians as aligned text."""
+    lines = [("", "", *titles.values())]
     for row in rows:
-        ratios = [pair.ratio for pair in row.pairs]
-        cells.append(
-            (
-                f"{row.name.upper()}  {row.title}",
-                row.unit,
-                f"{row.ours_us:.1f}",
-                f"{row.peer_us:.1f}",
-                f"{row.ratio:.3f}",
-                f"{min(ratios):.3f} to {max(ratios):.3f}",
-                "" if row.goal is None else f"≤ {row.goal}",
-                _HOLDS[row.holds],
-            )
+        medians = (row.median(contestant) for contestant in titles)
+        lines.append((row.title, row.unit, *("-" if one is None else f"{one:.4g}" for one in medians)))
+    return _aligned(lines)
+
+
+def judged(found: Sequence[Verdict]) -> str:
+    """The verdicts as aligned text."""
+    lines = [("goal", "of", "beside", "value", "of rounds", "at most", "holds")]
+    lines += [
+        (
+            one.goal.row,
+            one.goal.contestant,
+            one.peer,
+            f"{one.value:.3f}",
+            f"{one.lowest:.3f} to {one.highest:.3f}",
+            f"{one.goal.limit:g}",
+            "yes" if one.holds else "NO",
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+        for one in found
+    ]
+    return _aligned(lines)
 
 
-def as_json(rows: Sequence[Row], conditions: Mapping[str, tuple[float, str]]) -> dict[str, dict[str, object]]:
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def as_json(
+    rows: Sequence[Row], found: Sequence[Verdict], conditions: Mapping[str, tuple[float, str]]
+) -> dict[str, dict[str, object]]:
     """Every figure by name: `{value, unit, goal, holds}`, where goal and holds are null for what has no goal."""
-    figures: dict[str, dict[str, object]] = {}
+    figures = {
+        one.goal.name: _figure(one.value, "ratio" if one.goal.is_ratio else "", one.goal.limit, holds=one.holds)
+        for one in found
+    }
     for row in rows:
-        figures[f"{row.name}_ratio"] = _figure(row.ratio, "ratio", row.goal, holds=row.holds)
-        figures[f"{row.name}_ours"] = _figure(row.ours_us, f"us/{row.unit}")
-        figures[f"{row.name}_peer"] = _figure(row.peer_us, f"us/{row.unit}")
+        for contestant in row.samples:
+            median = row.median(contestant)
+            if median is not None:
+                figures[f"{row.name}_{contestant.replace('-', '_')}"] = _figure(median, row.unit)
     return figures | {name: _figure(value, unit) for name, (value, unit) in conditions.items()}
 
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, cast
 import httptools
 import msgspec
 import uvloop
+import zmq
 
 from e2e.bench import replies
+from e2e.bench.workloads import serial_and_gap_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _JSON_HEAD = (
     b"HTTP/1.1 %b\r\ndate: Mon, 01 Jan 2029 00:00:00 GMT\r\nserver: uvicorn\r\n"
@@ -31,7 +33,8 @@ _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2029 00:00:00 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
-PHASES = 64
+PHASES = 1024
+LOOK_S = 0.1
 _LAST_CHUNK = b"0\r\n\r\n"
 _MODELS = {
     "object": "list",
@@ -42,6 +45,8 @@ _PAGES = {
     "/v1/models": msgspec.json.encode(_MODELS),
     "/metrics": b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n",
     "/version": b'{"version":"0.32.0"}',
+    "/server_info": b'{"model_path":"m","version":"0.5.0"}',
+    "/model_info": b'{"model_path":"m","is_generation":true}',
     "/kv_event_sources": b'{"sources":[]}',
 }
 _LEG_PATHS = {"/v1/chat/completions", "/v1/completions"}
@@ -50,9 +55,10 @@ _LEG_PATHS = {"/v1/chat/completions", "/v1/completions"}
 class Leg(msgspec.Struct):
     """What an engine here looks at in a leg's body."""
 
-    user: str
+    seed: int
     max_tokens: int = 1
     stream: bool = False
+    return_token_ids: bool = False
     kv_transfer_params: dict[str, msgspec.Raw] = {}
 
 
@@ -144,16 +150,20 @@ class Engine:
         except msgspec.MsgspecError as fault:
             _write(transport, b"400 Bad Request", msgspec.json.encode({"error": {"message": str(fault)}}))
             return
-        serial, _, gap_ms = leg.user.partition("/")
+        serial, gap_ms = serial_and_gap_ms(leg.seed)
         wants_handoff = leg.kv_transfer_params.get("do_remote_decode") == _TRUE
-        carries = self.role == "prefill" if wants_handoff else self._takes(leg)
+        carries = self.role == "prefill" if wants_handoff else self.role == "whole" or self._takes(leg)
         if not carries:
             message = f"kv_transfer_params: not what a {self.role} leg carries"
             _write(transport, b"400 Bad Request", msgspec.json.encode({"error": {"message": message}}))
         elif wants_handoff:
-            _write(transport, b"200 OK", replies.prefill(serial, self._handoffs.give(), len(body)))
+            _write(
+                transport,
+                b"200 OK",
+                replies.prefill(serial, self._handoffs.give(), len(body), ids=leg.return_token_ids),
+            )
         elif leg.stream:
-            Stream(transport, serial, leg.max_tokens, int(gap_ms) / 1000).start()
+            Stream(transport, serial, leg.max_tokens, gap_ms / 1000).start()
         else:
             _write(transport, b"200 OK", replies.completion(serial))
 
@@ -206,26 +216,66 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-async def _serve(prefills: int, decodes: int) -> None:
+class Publisher:
+    """KV events of one engine: to whoever subscribes it says that the prompts that half of all requests have are there.
+
+    What other prompts would leave is not told: what an event costs is measured by `make bench-index`.
+    """
+
+    def __init__(self, prompts_bytes: Sequence[int]) -> None:
+        self._prompts_bytes = prompts_bytes
+        self._sequence = 0
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
+        self.port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def look(self) -> None:
+        """Tells those who have subscribed since the last look."""
+        while self._socket.poll(0):
+            if self._socket.recv().startswith(b"\x01"):
+                self._tell()
+
+    def _tell(self) -> None:
+        for prompt_bytes in self._prompts_bytes:
+            ids = replies.token_ids("0", prompt_bytes)
+            blocks = len(ids) // replies.BLOCK_TOKENS
+            stored = {
+                "type": "BlockStored",
+                "block_hashes": [prompt_bytes * 100_000 + number for number in range(blocks)],
+                "parent_block_hash": None,
+                "token_ids": ids[: blocks * replies.BLOCK_TOKENS],
+                "block_size": replies.BLOCK_TOKENS,
+            }
+            payload = msgspec.msgpack.encode([0.0, [stored], None])
+            self._socket.send_multipart([b"kv", self._sequence.to_bytes(8, "big"), payload])
+            self._sequence += 1
+
+
+async def _serve(counts: Mapping[str, int], prompts_bytes: Sequence[int]) -> None:
     loop = asyncio.get_running_loop()
     handoffs = Handoffs()
-    servers = []
-    for role in ["prefill"] * prefills + ["decode"] * decodes:
+    publishers = []
+    for role in [role for role, count in counts.items() for _ in range(count)]:
         engine = Engine(role, handoffs)
-        server = await loop.create_server(lambda engine=engine: Connection(engine), "127.0.0.1", 0, backlog=1024)  # type: ignore[misc]
-        servers.append(server)
-        print(role, server.sockets[0].getsockname()[1], flush=True)
+        server = await loop.create_server(lambda engine=engine: Connection(engine), "127.0.0.1", 0, backlog=4096)  # type: ignore[misc]
+        publishers.append(Publisher(prompts_bytes))
+        print(role, server.sockets[0].getsockname()[1], publishers[-1].port, flush=True)
     print("ready", flush=True)
-    await asyncio.gather(*(server.serve_forever() for server in servers))
+    while True:
+        for publisher in publishers:
+            publisher.look()
+        await asyncio.sleep(LOOK_S)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve engines on free loopback ports; each is printed as `role port`, then `ready`."""
+    """Serve engines on free loopback ports; each is printed as `role port port-of-events`, then `ready`."""
     parser = argparse.ArgumentParser(prog="python -m e2e.bench.responder", description=main.__doc__)
     parser.add_argument("--prefills", type=int, default=2)
     parser.add_argument("--decodes", type=int, default=2)
+    parser.add_argument("--wholes", type=int, default=0)
+    parser.add_argument("--known", type=int, action="append", default=[], help="bytes of a body whose prompt is cached")
     chosen = parser.parse_args(arguments)
-    uvloop.run(_serve(chosen.prefills, chosen.decodes))
+    counts = {"prefill": chosen.prefills, "decode": chosen.decodes, "whole": chosen.wholes}
+    uvloop.run(_serve(counts, chosen.known))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class _Engines:
         told = [line.split() for line in wait_for_line(self.process, log, _START_S, "ready")]
         self.listed = [
             {"role": role, "url": f"http://127.0.0.1:{port}", "revision": self.revision, "uid": f"{port}-{self._lives}"}
-            for role, port in told
+            for role, port, _ in told
         ]
 
 

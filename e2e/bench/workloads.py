@@ -10,11 +10,13 @@ import random
 from dataclasses import dataclass
 from functools import cached_property
 
-from e2e.bench.replies import MODEL
+from e2e.bench.replies import MODEL, is_known
 
 CHAT_PATH = "/v1/chat/completions"
 SERIAL_DIGITS = 10
+GAP_DIGITS = 3
 MESSAGE_BYTES = 1024
+_FIRST_WORD = "0" * SERIAL_DIGITS
 _WORDS = ("block", "key", "token", "prefix", "stream", "lease", "pair", "decode", "prompt", "replica", "queue", "batch")
 
 
@@ -42,17 +44,21 @@ class Workload:
         return "chunk" if self.streams else "request"
 
     @cached_property
-    def body_head(self) -> bytes:
-        """The request body up to the serial, which `body` puts in."""
+    def _parts(self) -> tuple[bytes, bytes]:
+        """The request body before and after the prompt's first word, up to the serial."""
+        messages = _messages(self.prompt_bytes)
+        messages[0]["content"] = _FIRST_WORD + messages[0]["content"][len(_FIRST_WORD) :]
         body = {
             "model": MODEL,
-            "messages": _messages(self.prompt_bytes),
+            "messages": messages,
             "temperature": 0,
             "max_tokens": max(1, self.chunks),
             "stream": bool(self.chunks),
-            "user": "",
+            "seed": 0,
         }
-        return json.dumps(body, separators=(",", ":")).encode().removesuffix(b'"}')
+        text = json.dumps(body, separators=(",", ":")).encode().removesuffix(b"0}")
+        before, _, after = text.partition(_FIRST_WORD.encode())
+        return before, after
 
     @property
     def body_bytes(self) -> int:
@@ -62,9 +68,24 @@ class Workload:
     def body(self, number: int) -> bytes:
         """The body of the request with that number.
 
-        The user field carries serial and pace, because it is the one field of free text that every router passes on.
+        The seed carries serial and pace, because it is a field that every router passes on.
+        The prompts of even numbers are all the same, those of odd ones differ from the first word on.
         """
-        return b'%b%b/%03d"}' % (self.body_head, serial(number).encode(), self.gap_ms)
+        before, after = self._parts
+        name = serial(number)
+        first = _FIRST_WORD if is_known(name) else name
+        return b"%b%b%b%d}" % (before, first.encode(), after, seed(name, self.gap_ms))
+
+
+def seed(name: str, gap_ms: int) -> int:
+    """A serial and a pace as one number, whose digits are always as many."""
+    return int(f"1{name}{gap_ms:0{GAP_DIGITS}d}")
+
+
+def serial_and_gap_ms(seed_: int) -> tuple[str, int]:
+    """The reverse."""
+    digits = str(seed_)
+    return digits[1:-GAP_DIGITS], int(digits[-GAP_DIGITS:])
 
 
 def serial(number: int) -> str:
@@ -87,9 +108,13 @@ def _messages(prompt_bytes: int) -> list[dict[str, str]]:
     return messages
 
 
+ALL_STREAMS = 4000
 W1 = Workload("w1", "1 kB prompt, one token", 1024, rate_per_s=800)
 W2 = Workload("w2", "16 kB chat, 8 chunks streamed", 16 * 1024, chunks=8, gap_ms=5, rate_per_s=150)
 W4 = Workload("w4", "64 kB chat, 8 chunks streamed", 64 * 1024, chunks=8, gap_ms=5, rate_per_s=80)
+LATENCY = Workload("latency", "1 kB prompt, one token", 1024, rate_per_s=500)
+CROWD = Workload("crowd", "4,000 streams of 8 chunks a second", 1024, chunks=1_000_000, gap_ms=125, streams=ALL_STREAMS)
+"""Streams that end only when their client leaves."""
 
 
 def long_streams(streams: int, duration_s: float) -> Workload:

@@ -16,12 +16,13 @@ import httpx
 import pytest
 
 from e2e.bench import cpu, ours, replies
-from e2e.bench.load import Client
-from e2e.bench.peers import Place
-from e2e.bench.report import Pair, Row, as_json, table
+from e2e.bench.contest import Engine as ContestEngine
+from e2e.bench.contest import our_command
+from e2e.bench.load import Client, LoadError
+from e2e.bench.peers import PEERS, Place
+from e2e.bench.report import Row, as_json, judged, table, verdicts
 from e2e.bench.responder import Connection, Engine, Handoffs
-from e2e.bench.router import our_command
-from e2e.bench.workloads import W1, W2, W4, long_streams, serial
+from e2e.bench.workloads import CROWD, W1, W2, W4, long_streams, seed, serial, serial_and_gap_ms
 from pdpool_router.config import settings
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Scripted(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if data.endswith(b'"}'):
+        if data.endswith(b"}"):
             self._transport.write(self._answer)
 
 
@@ -113,7 +114,7 @@ async def test_engines_take_a_handoff_once() -> None:
         serving(lambda: Connection(Engine("prefill", handoffs))) as prefill,
         serving(lambda: Connection(Engine("decode", handoffs))) as decode,
     ):
-        request: dict[str, object] = {"user": "0000000005/000", "max_tokens": 1}
+        request: dict[str, object] = {"seed": seed(serial(5), 0), "max_tokens": 1}
         given = await ask(prefill, request | {"kv_transfer_params": {"do_remote_decode": True}})
         params = given.json()["kv_transfer_params"]
         first = await ask(decode, request | {"kv_transfer_params": params})
@@ -129,7 +130,7 @@ async def test_engine_streams_what_the_client_expects() -> None:
     async with serving(lambda: Connection(Engine("decode", handoffs))) as decode:
         params = {"do_remote_prefill": True, "remote_request_id": handoffs.give()}
         body: dict[str, object] = {
-            "user": "0000000009/001",
+            "seed": seed(serial(9), 1),
             "max_tokens": 4,
             "stream": True,
             "kv_transfer_params": params,
@@ -144,7 +145,7 @@ def test_bodies_of_a_workload_are_equally_long(workload: object) -> None:
     assert isinstance(workload, type(W1))
     bodies = [workload.body(number) for number in (0, 12_345)]
     assert {len(body) for body in bodies} == {workload.body_bytes}
-    assert json.loads(bodies[1])["user"].startswith("0000012345/")
+    assert serial_and_gap_ms(json.loads(bodies[1])["seed"]) == (serial(12_345), workload.gap_ms)
     text = sum(len(message["content"]) for message in json.loads(bodies[0])["messages"])
     assert text == workload.prompt_bytes
 
@@ -173,43 +174,130 @@ def test_cpu_of_a_tree_is_the_process_clock() -> None:
     assert used_ns == pytest.approx(clock_used_ns, rel=0.5)
 
 
+def row(name: str, **samples: list[float | None]) -> Row:
+    """A row with these samples, `_` in a contestant's name standing for `-`."""
+    return Row(name, "t", "u", {contestant.replace("_", "-"): values for contestant, values in samples.items()})
+
+
 def test_ratio_is_the_median_of_the_rounds() -> None:
     """The reported ratio is the median of ratios within rounds, not the ratio of medians."""
-    row = Row("w1", "t", "request", [Pair(10, 20), Pair(30, 40), Pair(100, 130)])
-    assert row.ratio == pytest.approx(0.75)
-    assert (row.ours_us, row.peer_us) == (30, 40)
+    [found] = verdicts([row("w1", ours=[10, 30, 100], peer=[20, 40, 130])], ["peer"])
+    assert (found.value, found.lowest, found.highest) == (0.75, 0.5, pytest.approx(100 / 130))
+
+
+def test_ours_stands_beside_the_cheapest_peer_with_two_legs() -> None:
+    """Of several peers the one with the smallest median is compared with; one that makes a single leg is none."""
+    measured = row("w2", ours=[50], one=[100], other=[80], single=[10])
+    [found] = verdicts([measured], ["one", "other"])
+    assert (found.peer, found.value) == ("other", 0.625)
+
+
+def test_round_that_a_peer_failed_has_no_ratio() -> None:
+    """A sample that is missing leaves its round out, and no more."""
+    measured = row("w1", ours=[10, 20, 30], peer=[20, None, 40])
+    assert measured.ratios("ours", "peer") == [0.5, 0.75]
+    assert measured.median("peer") == 30
 
 
 @pytest.mark.parametrize(("ours_us", "holds"), [(52, True), (53, False)])
 def test_goal_holds_up_to_its_figure(ours_us: float, holds: bool) -> None:  # noqa: FBT001 - a column of the table
     """A ratio of exactly the goal holds, one above does not."""
-    assert Row("w1", "t", "request", [Pair(ours_us, 100)]).holds is holds
+    [found] = verdicts([row("w1", ours=[ours_us], peer=[100])], ["peer"])
+    assert found.holds is holds
 
 
-def test_workload_without_goal_has_no_verdict() -> None:
-    """A workload without a goal is reported with neither goal nor verdict."""
-    figures = as_json([Row("w4", "t", "request", [Pair(1, 2)])], {"rounds": (1, "rounds")})
-    assert figures["w4_ratio"] == {"value": 0.5, "unit": "ratio", "goal": None, "holds": None}
+def test_goal_that_is_no_ratio_needs_no_peer() -> None:
+    """What a stream holds in memory is judged by itself."""
+    [found] = verdicts([row("crowd_rss", ours=[29.5])], ["peer"])
+    assert (found.value, found.holds, found.peer) == (29.5, True, "")
+
+
+def test_figures_without_a_goal_have_no_verdict() -> None:
+    """Every median is reported by name, with neither goal nor verdict; a goal has both."""
+    rows = [row("w1", ours=[1], ours_all_on=[3], peer=[2])]
+    figures = as_json(rows, list(verdicts(rows, ["peer"])), {"rounds": (1, "rounds")})
+    assert figures["w1_peer"] == {"value": 2, "unit": "u", "goal": None, "holds": None}
+    assert figures["w1_ours_ratio"] == {"value": 0.5, "unit": "ratio", "goal": 0.52, "holds": True}
+    assert figures["w1_ours_all_on_ratio"] == {"value": 1.5, "unit": "ratio", "goal": 0.6, "holds": False}
     assert figures["rounds"] == {"value": 1, "unit": "rounds", "goal": None, "holds": None}
 
 
-def test_table_names_both_and_the_verdict() -> None:
-    """The table shows ours, the peer, the ratio, the goal and whether it holds."""
-    text = table([Row("w3_100", "100 long streams", "chunk", [Pair(9, 10)])], "ours 1", "peer 2")
+def test_table_has_a_column_for_each_and_tells_what_is_not_measured() -> None:
+    """Medians stand under their contestants' titles; a dash where there is none."""
+    text = table([row("w3_100", ours=[9, 11])], {"ours": "us 1", "peer": "them 2"})
     head, line = text.splitlines()
-    assert head.split()[-4:] == ["of", "rounds", "goal", "holds"]
-    assert line.split()[-1] == "NO"
-    assert "0.900" in line
+    assert head.split() == ["us", "1", "them", "2"]
+    assert line.split() == ["t", "u", "10", "-"]
 
 
-def test_our_router_is_started_with_a_policy_without_state(tmp_path: Path) -> None:
-    """What is measured is comparable with the peer's round robin, whatever our default policy is."""
-    place = Place(["http://127.0.0.1:1"], ["http://127.0.0.1:2", "http://127.0.0.1:3"], port=4, admin_port=5)
-    command = our_command(Path("pdpool-router"), place, tmp_path)
-    told = settings(command[1:])
-    assert told.config.routing.policy == "LeastLoaded"
-    assert [one.role for one in told.config.endpoints.static] == ["prefill", "decode", "decode"]
+def test_verdicts_are_shown_with_their_goal() -> None:
+    """A missed goal is told loudly."""
+    text = judged(list(verdicts([row("w3_100", ours=[9], peer=[10])], ["peer"])))
+    assert text.splitlines()[1].split() == ["w3_100", "ours", "peer", "0.900", "0.900", "to", "0.900", "0.84", "NO"]
+
+
+ENGINES = [ContestEngine("prefill", 1, 11), ContestEngine("decode", 2, 12), ContestEngine("whole", 3, 13)]
+
+
+@pytest.mark.parametrize(("all_on", "policy"), [(False, "LeastLoaded"), (True, "KvAware")])
+def test_our_router_is_started_in_two_settings(tmp_path: Path, all_on: bool, policy: str) -> None:  # noqa: FBT001
+    """Once with a policy without state, as the peers'; once with keys, log and prefixes, and still with two legs."""
+    place = Place(["http://127.0.0.1:1"], ["http://127.0.0.1:2"], [], port=4, admin_port=5, folder=tmp_path)
+    told = settings(our_command(Path("pdpool-router"), ENGINES, place, all_on=all_on)[1:])
+    assert told.config.routing.policy == policy
+    assert [one.role for one in told.config.endpoints.static] == ["prefill", "decode"]
     assert (told.host, told.port, told.admin_port) == ("127.0.0.1", 4, 5)
+    assert (bool(told.access_log), bool(told.config.auth.api_keys_file)) == (all_on, all_on)
+    if all_on:
+        assert told.config.routing.local_prefill.max_uncached_tokens == 0
+
+
+def test_every_peer_is_told_where_its_engines_are(tmp_path: Path) -> None:
+    """Each peer's command names the engines of the kind that it uses, and where to listen."""
+    place = Place(["http://p:1"], ["http://d:2"], ["http://w:3"], port=4, admin_port=5, folder=tmp_path)
+    for peer in PEERS.values():
+        told = " ".join(peer.arguments(place)) + "".join(file.read_text() for file in tmp_path.glob("*.json"))
+        assert "--port 4" in told
+        assert all(url in told for url in (["http://p:1", "http://d:2"] if peer.legs == 2 else ["http://w:3"]))
+
+
+async def test_half_of_the_prompts_are_known_and_their_ids_begin_alike() -> None:
+    """Even requests share prompt and ids, odd ones have their own; a prefill engine tells them when it is asked."""
+    assert W1.body(0).split(b'"seed"')[0] == W1.body(2).split(b'"seed"')[0]
+    assert W1.body(1)[:200] != W1.body(3)[:200]
+    handoffs = Handoffs()
+    async with serving(lambda: Connection(Engine("prefill", handoffs))) as prefill:
+        wanted = {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": {"do_remote_decode": True}}
+        told = [(await ask(prefill, wanted | {"seed": seed(serial(n), 0)})).json() for n in (1, 2, 4)]
+    ids = [one["prompt_token_ids"] for one in told]
+    assert ids[1] == ids[2] == replies.token_ids(serial(0), 4 * (len(ids[1]) - 1))
+    assert ids[0][0] != ids[1][0]
+
+
+async def test_crowd_that_breaks_is_no_crowd() -> None:
+    """A stream that ends before it was measured ends the measure, whatever it brought."""
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    class Breaks(Scripted):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._transport.close()
+
+    async with serving(lambda: Breaks(head)) as port:
+        with pytest.raises(LoadError, match="1 of 1 streams broke"):
+            await Client(port, CROWD).crowd(range(1), 0.3, read_ns=lambda: 0, rss_bytes=lambda: 0)
+
+
+async def test_closed_loop_sends_every_request_once() -> None:
+    """However many are at once, all are sent and each answer is checked."""
+    handoffs = Handoffs()
+    async with serving(lambda: Connection(Engine("whole", handoffs))) as whole:
+        client = Client(whole, W1)
+        try:
+            await client.saturate(range(50), 8)
+        finally:
+            await client.close()
+    assert (client.tally.answered, client.tally.faults) == (50, [])
 
 
 def test_our_router_is_measured_on_the_interpreter_of_its_image_where_there_is_one() -> None:

@@ -12,6 +12,7 @@ several routers agree without a shared store.
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -51,6 +52,7 @@ def whole_key(text: bytes, keys: Sequence[int], root: int) -> int:
     return digest(rest, (keys[-1] if keys else root) ^ KEY_MASK) & KEY_MASK
 
 
+@lru_cache(maxsize=1024)
 def token_root(adapter: str) -> int:
     """Where the token chains of an adapter begin; empty: the model itself."""
     return digest(adapter.encode(), 1) & KEY_MASK

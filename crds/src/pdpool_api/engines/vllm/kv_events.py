@@ -9,6 +9,7 @@ are passed over (seen on vLLM 0.32; arrays as in its earlier releases).
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -158,9 +159,12 @@ def _as_map(event: _StoredArray | _RemovedArray | _ClearedArray) -> Event:
 def tells_prefixes(event: BlockStored) -> bool:
     """Whether a block of this kind of cache says that the prefix before it is there."""
     kind = event.kv_cache_spec_kind
-    if kind is None:
-        return not event.group_idx
-    return not any(word in kind for word in _PARTIAL_KINDS)
+    return not event.group_idx if kind is None else not _is_partial(kind)
+
+
+@lru_cache(maxsize=64)  # there are a handful, and one in every event
+def _is_partial(kind: str) -> bool:
+    return any(word in kind for word in _PARTIAL_KINDS)
 
 
 def packed_tokens(event: BlockStored) -> bytes | None:
