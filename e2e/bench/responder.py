@@ -57,6 +57,8 @@ class Leg(msgspec.Struct):
 
     seed: int
     max_tokens: int = 1
+    max_completion_tokens: int = 0
+    """What sglang-router makes of the same."""
     stream: bool = False
     return_token_ids: bool = False
     kv_transfer_params: dict[str, msgspec.Raw] = {}
@@ -163,7 +165,7 @@ class Engine:
                 replies.prefill(serial, self._handoffs.give(), len(body), ids=leg.return_token_ids),
             )
         elif leg.stream:
-            Stream(transport, serial, leg.max_tokens, gap_ms / 1000).start()
+            Stream(transport, serial, leg.max_completion_tokens or leg.max_tokens, gap_ms / 1000).start()
         else:
             _write(transport, b"200 OK", replies.completion(serial))
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 from time import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
-import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable
 
     from pdpool_router.edge.exchange import Exchange
     from pdpool_router.trail import Trail
@@ -26,14 +25,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Lines:
-    """A file for structlog whose lines go out together."""
+    """A file whose lines go out together."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
         self._held: list[bytes] = []
         self._bytes = 0
 
-    def msg(self, line: bytes) -> None:
+    def add(self, line: bytes) -> None:
         self._held.append(line + b"\n")
         self._bytes += len(line)
         if self._bytes > MAX_HELD_BYTES:
@@ -55,30 +54,28 @@ class AccessLog:
         self._share = share
         self._chance = chance
         self._lines = _Lines(out or sys.stderr.buffer)
-        self._log: Any = structlog.wrap_logger(
-            self._lines,
-            processors=[_timed, structlog.processors.JSONRenderer(serializer=_serialised)],
-            wrapper_class=structlog.BoundLogger,
-        ).bind()  # else it is put together anew for each line
 
     def ended(self, exchange: Exchange, now_s: float) -> None:
         """Logs a request, unless it is left out by chance."""
         if exchange.status < _SERVER_ERROR and self._chance() >= self._share:
             return
         client, trail = exchange.client, exchange.trail
-        self._log.msg(
-            "request",
-            id=exchange.client_id.decode("ascii"),
-            engine_id=exchange.engine_id.decode("ascii"),
-            method=exchange.method.decode("latin-1"),
-            route=exchange.route,
-            model=exchange.model,
-            key=(client.name or None) if client is not None else None,
-            status=exchange.status,
-            prefill=str(exchange.prefill),
-            duration_ms=_ms(now_s - exchange.arrived_s),
-            **(_of(trail, exchange.arrived_s) if trail is not None else {}),
-        )
+        told = {
+            "event": "request",
+            "timestamp": round(time(), 3),
+            "id": exchange.client_id.decode("ascii"),
+            "engine_id": exchange.engine_id.decode("ascii"),
+            "method": exchange.method.decode("latin-1"),
+            "route": exchange.route,
+            "model": exchange.model,
+            "key": (client.name or None) if client is not None else None,
+            "status": exchange.status,
+            "prefill": exchange.prefill,
+            "duration_ms": _ms(now_s - exchange.arrived_s),
+        }
+        if trail is not None:
+            told |= _of(trail, exchange.arrived_s)
+        self._lines.add(_encode(told))
 
     def flush(self) -> None:
         """Writes what is held."""
@@ -103,12 +100,3 @@ def _of(trail: Trail, arrived_s: float) -> dict[str, object]:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
-
-
-def _timed(logger: object, method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
-    del logger, method
-    return {"event": event.pop("event"), "timestamp": round(time(), 3), **event}
-
-
-def _serialised(event: object, **_: object) -> bytes:
-    return _encode(event)
