@@ -47,12 +47,12 @@ def chain(ids: list[int], **names: str) -> TokenChain:
     return TokenChain(tokens, **names)
 
 
-def tokenised(text: str) -> list[int]:
-    """A tokenizer whose tokens have two to seven characters, by the text so far in its word only."""
+def tokenised(text: str, kinds: int = 6) -> list[int]:
+    """A tokenizer whose tokens have two to `kinds` + 1 characters, by the text so far in its word only."""
     ids = []
     at = 0
     while at < len(text):
-        step = 2 + (ord(text[at]) * 7 + 3) % 6
+        step = 2 + (ord(text[at]) * 7 + 3) % kinds
         ids.append(hash_of(text[at : at + step]))
         at += step
     return ids
@@ -158,9 +158,13 @@ def conversations(rng: random.Random, count: int, turns: int) -> list[list[str]]
     return made
 
 
+@pytest.mark.parametrize("kinds", [6, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_estimates_from_text_are_close(seed: int) -> None:
-    """On conversations with shared system prompts: within 64 tokens of the truth in at least 95 % of turns."""
+def test_estimates_from_text_are_close(seed: int, kinds: int) -> None:
+    """On conversations with shared system prompts: within 64 tokens of the truth in at least 95 % of turns.
+
+    Where a chunk of text has more than 64 tokens too, and without leaning to either side.
+    """
     rng = random.Random(seed)
     known = Prefixes(100_000)
     holder = known.told("p", 0)
@@ -170,7 +174,7 @@ def test_estimates_from_text_are_close(seed: int) -> None:
     turns = conversations(rng, 12, 6)
     for turn in range(6):
         for one in turns:
-            ids = chain(tokenised(one[turn]))
+            ids = chain(tokenised(one[turn], kinds))
             keys = ids.keys(SIZE)[: (ids.tokens - 1) // SIZE]
             actual = next((n for n, key in enumerate(keys) if key not in truth), len(keys)) * SIZE
             match = known.match(prompt(one[turn]))
@@ -183,6 +187,26 @@ def test_estimates_from_text_are_close(seed: int) -> None:
     close = sum(1 for error in errors if abs(error) <= 64)
     assert len(errors) > 60
     assert close >= 0.95 * len(errors), sorted(errors)
+    assert abs(sum(errors)) <= SIZE * len(errors), sorted(errors)
+
+
+def test_repeats_that_no_event_matches_are_counted_until_one_does() -> None:
+    """Engines that tell of blocks, but of other tokens than what they are asked (Q62)."""
+    known = Prefixes(10_000)
+    holder = known.told("p", 0)
+    ids = list(range(100))
+    assert not known.match(by_ids(ids)).cached  # nothing is told of at all: no wonder
+    store(known, holder, chain([7, *ids]))
+    for _ in range(3):
+        assert not known.match(by_ids(ids)).cached
+        assert not known.match(by_ids(ids[:20])).cached  # too short to leave blocks
+        assert not known.match(prompt("unknown text " * 40)).cached
+    assert known.unmatched == 4
+    for number in range(2000):  # prompts that nobody repeats say nothing, and are not kept
+        known.match(by_ids([number + 1000, *ids]))
+    assert known.unmatched == 4
+    assert known.match(by_ids([7, *ids])).cached
+    assert known.unmatched == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), min_size=1, max_size=40), st.integers(8, 400))

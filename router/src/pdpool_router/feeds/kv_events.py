@@ -36,6 +36,8 @@ MISSING_AFTER_S: Final = 10.0
 REPLAY_S: Final = 10.0
 """Longest silence within a replay."""
 ASK_AGAIN_S: Final = 5.0
+UNMATCHED_AFTER: Final = 100
+"""So many repeated prompts in a row of which no engine has told a block are told of."""
 _ASK_TIMEOUT_S: Final = 3.0
 _OK: Final = 200
 _SERVER_ERROR: Final = 500
@@ -260,6 +262,7 @@ class KvEvents:
         self._warned: set[tuple[str, str]] = set()
         self._engine_block_tokens: dict[str, int] = {}
         self._following = False
+        self._unmatched_told = False
 
     # --- membership --------------------------------------------------------------------------------------------------
     def follow(self, endpoints: Iterable[Endpoint], *, listen: bool) -> None:
@@ -361,6 +364,7 @@ class KvEvents:
 
     def tick(self) -> None:
         """Stops believing endpoints that are no longer heard, and says so once; call it now and then."""
+        self._tell_unmatched()
         missing = {endpoint.uid: endpoint for endpoint in self.missing()}
         for uid, endpoint in missing.items():
             for subscription in self._subscriptions.get(uid, ()):
@@ -372,6 +376,14 @@ class KvEvents:
             endpoint_now = self._endpoints.get(key[0])
             if endpoint_now is not None:
                 _log.info("KV events come again", endpoint=endpoint_now.name)
+
+    def _tell_unmatched(self) -> None:
+        """Says once that events come and match nothing, as where they are of other prompts than this router's."""
+        if not self.prefixes.unmatched:
+            self._unmatched_told = False
+        elif self.prefixes.unmatched >= UNMATCHED_AFTER and not self._unmatched_told:
+            self._unmatched_told = True
+            _log.warning("KV events come, but no repeated prompt matches them", repeats=self.prefixes.unmatched)
 
     def engine_says(self, uid: str, block_tokens: int) -> None:
         """An engine's metrics tell the block size that it was configured with."""

@@ -25,6 +25,9 @@ _RATIO_MEMORY: Final = 0.95
 _LEGS_LOOKED_AT: Final = 2
 _MOST_EARLY: Final = 64
 _OPENING_CHUNK: Final = 0
+_MOST_REPEATS: Final = 1024
+_BLOCKS_TO_EXPECT: Final = 2
+"""A prompt that has no more of them may well have left none."""
 
 
 def prompt_of(text: PromptText, adapter: str) -> Prompt:
@@ -105,6 +108,10 @@ class Prefixes:
         """Learned before any event told a block size."""
         self._told: dict[str, dict[int, Holder]] = {}
         self._guessed: dict[str, Holder] = {}
+        self.unmatched = 0
+        """Repeated prompts in a row that no told block matched, though engines tell of blocks."""
+        self._asked: dict[int, None] = {}
+        """Prompts that nothing matched lately, the oldest first."""
 
     # --- endpoints -------------------------------------------------------------------------------------------------
     def configure(self, max_blocks: int) -> None:
@@ -239,10 +246,11 @@ class Prefixes:
                 known = False
                 continue
             known = known and (found.whole or (found.chunks == len(prompt.keys) and found.chunks > 0))
-            tokens = found.node.tokens - 1 if found.whole else found.node.tokens
+            tokens = found.node.tokens - 1 if found.whole else found.node.tokens + self._likely_more(prompt, found)
             blocks = min(max(tokens, 0) // size, found.node.known_blocks)
             self._add(self.blocks.match(found.node.chain(blocks)), size, cached, ranks)
         tokens = self._tokens(prompt, found)
+        self._count_match(prompt, tokens, matched=bool(cached))
         self._add_unsaid(prompt, tokens, cached)
         return Match(tokens, cached, exact=False, ranks=ranks, version=self.version, known=known)
 
@@ -257,6 +265,8 @@ class Prefixes:
             usable = max(0, ids.tokens - 1) // size
             keys = ids.keys(size)
             self._add(self.blocks.match(keys[:usable] if usable < len(keys) else keys), size, cached, ranks)
+        if known:
+            self._count_match(prompt, ids.tokens, matched=bool(cached))
         self._add_unsaid(prompt, ids.tokens, cached)
         return Match(ids.tokens, cached, exact=True, ranks=ranks, version=self.version, known=known)
 
@@ -268,6 +278,23 @@ class Prefixes:
                     cached[holder.uid] = tokens
                     if holder.rank or holder.uid in ranks or len(self._told.get(holder.uid, ())) > 1:
                         ranks[holder.uid] = holder.rank
+
+    def _count_match(self, prompt: Prompt, tokens: int, *, matched: bool) -> None:
+        """Engines that tell of blocks which never match what they are asked tell of something else (other ids)."""
+        if matched:
+            self.unmatched = 0
+        elif self.blocks.size and tokens > _BLOCKS_TO_EXPECT * max(self._texts):
+            if prompt.whole in self._asked:
+                self.unmatched += 1
+                return
+            self._asked[prompt.whole] = None
+            if len(self._asked) > _MOST_REPEATS:
+                del self._asked[next(iter(self._asked))]
+
+    def _likely_more(self, prompt: Prompt, found: Found) -> int:
+        """Tokens of the chunk in which a prompt leaves the known text: on the average half of it is still common."""
+        rest = min(CHUNK_BYTES, prompt.text_bytes - found.chunks * CHUNK_BYTES)
+        return int(rest / 2 / self.bytes_per_token)
 
     def _tokens(self, prompt: Prompt, found: Found | None) -> int:
         if found is None:
