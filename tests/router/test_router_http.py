@@ -483,7 +483,7 @@ async def test_tokenize_and_its_kin_are_passed_to_one_engine(site: MakeSite) -> 
 
 
 async def test_ipv6_engines_are_served(site: MakeSite) -> None:
-    """Q67: an engine at an IPv6 address is reached, with brackets in its Host header."""
+    """Q67: an engine at an IPv6 address is reached, with brackets in its Host header, and its metrics are read."""
     with socket.socket(socket.AF_INET6) as probe:
         try:
             probe.bind(("::1", 0))
@@ -492,6 +492,9 @@ async def test_ipv6_engines_are_served(site: MakeSite) -> None:
     here = await site(engine={"host": "::1"})
     assert (await here.complete()).status_code == 200
     assert here.d.generations()[0].header("host") == f"[::1]:{here.d.port}"
+    loads = here.router.endpoints.loads.loads
+    await eventually(lambda: [load.reported for load in loads.values()] == [True, True], within_s=15)
+    assert await here.metric("stale_endpoints") == 0
 
 
 async def test_nothing_of_a_request_is_logged_or_counted(site: MakeSite, capfd: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,7 @@ class Metrics(Collector):
         yield self._inflight()
         yield from self._unstarted()
         yield self._states()
+        yield self._stale()
         yield from self._prefixes()
 
     def _queued(self) -> Metric:
@@ -165,6 +166,15 @@ class Metrics(Collector):
             for state in STATES:
                 family.add_metric((role.value, state), known.count((role, state)))
         return family
+
+    def _stale(self) -> Metric:
+        loads = self._endpoints.loads.loads
+        known = [load for each in self._endpoints.all() if (load := loads.get(each.uid)) is not None and load.reported]
+        return GaugeMetricFamily(
+            f"{ROUTER_METRICS_PREFIX}stale_endpoints",
+            "Endpoints whose engine metrics are old or unknown.",
+            value=len(self._endpoints.all()) - len(known),
+        )
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], int]) -> Metric:
