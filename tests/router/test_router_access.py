@@ -23,6 +23,8 @@ from tests.router.conftest import RawClient, config, eventually, raw_post
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import httpx
+
     from tests.router.conftest import MakeSite
 
 ENGINE = [{"role": "decode", "url": "http://h:8000"}]
@@ -103,6 +105,16 @@ def test_tenants_have_salts_of_their_own() -> None:
     assert salt(b"k1") == salt(b"k2") == hmac.new(b"pepper\n", b"a", hashlib.sha256).hexdigest()
     assert len({salt(key) for key in (b"k1", b"k3", b"k4", b"k5")}) == 4
     assert own_salt(salt(b"k1"), "mine") != own_salt(salt(b"k3"), "mine")
+
+
+def test_a_key_without_a_name_is_a_tenant_of_its_own() -> None:
+    """Keys of one name are one tenant, a key without a name is nobody else's, and what it is called tells nothing."""
+    access = Access(config(ENGINE, auth={"apiKeysFile": "f"}), keys=b"a=k1\na=k2\nb=k3\nk4\nk5\n", salt=None)
+    clients = [access.client({b"x-api-key": key}) for key in (b"k1", b"k2", b"k3", b"k4", b"k5")]
+    tenants = [client.tenant for client in clients if client is not None]
+    assert tenants[:3] == ["a", "a", "b"]
+    assert len(set(tenants)) == 4
+    assert not {"", "k4", "k5", hashlib.sha256(b"k4").hexdigest()} & set(tenants)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8), max_size=5))
@@ -243,6 +255,26 @@ async def test_a_tenant_has_its_own_limits(site: MakeSite, tmp_path: Path) -> No
     assert int(refused.headers["retry-after"]) >= 1
     assert (await here.client.post("/v1/completions", json=BODY, headers=bearer("sk-b"))).status_code == 200
     assert (await first).status_code == 200
+
+
+async def test_keys_without_names_share_fairly(site: MakeSite, tmp_path: Path) -> None:
+    """What waits of one such key does not stand before what another asks for: each has its turn."""
+    (tmp_path / "keys").write_text("sk-many\nsk-one\n")
+    here = await site(auth={"apiKeysFile": str(tmp_path / "keys")}, limits={"maxConcurrent": 1})
+    here.p.add_rule(leg="prefill", delay_headers_s=0.2, times=1)
+
+    async def ask(prompt: str, key: str, waiting: int) -> asyncio.Task[httpx.Response]:
+        body = {**BODY, "prompt": prompt}
+        asked = asyncio.create_task(here.client.post("/v1/completions", json=body, headers=bearer(key)))
+        await eventually(lambda: here.router.telemetry.queued["tiny"] == waiting)
+        return asked
+
+    first = asyncio.create_task(here.client.post("/v1/completions", json=BODY, headers=bearer("sk-many")))
+    await eventually(lambda: here.router.admission.admitted == 1)
+    asked = [first, *[await ask(f"many {n}", "sk-many", n + 1) for n in range(3)], await ask("one", "sk-one", 4)]
+    assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    order = [request.json()["prompt"] for request in here.p.generations()]
+    assert order.index("one") < order.index("many 2")
 
 
 # --- rotation --------------------------------------------------------------------------------------------------------

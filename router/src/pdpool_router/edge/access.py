@@ -2,7 +2,7 @@
 
 Boundary: an immutable view made from the configuration and the content of its secret files; who reads those files, and
 when, is `feeds.secret_files`. Keys are kept hashed, with a secret of this process, and compared in constant time. What
-may be logged of a client is its key's name, which comes from the file; a key without a name is nobody in particular.
+may be logged of a client is its key's name, which comes from the file; a key without a name is a tenant of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class Client(NamedTuple):
     """What it may ask for: served names and adapters, in order, each by itself."""
     salt: str
     """Goes into the keys of its KV blocks; empty: it has none."""
+    tenant: str
+    """Whose share of the router it takes: its name; of a key without one something that is nobody else's and says
+    nothing of the key. Empty: where nobody needs a key."""
 
 
 class Access:
@@ -48,7 +51,7 @@ class Access:
     def __init__(self, config: RouterConfig, *, keys: bytes | None, salt: bytes | None) -> None:
         """`keys`, `salt`: content of `auth.apiKeysFile` and `auth.saltFile`; None: not configured."""
         model = config.model
-        self.anybody: Final = Client("", _by_itself(*model.served_names, *model.adapters), "")
+        self.anybody: Final = Client("", _by_itself(*model.served_names, *model.adapters), "", "")
         """Who asks where nobody needs a key."""
         self.open: Final = keys is None
         self._secret = secrets.token_bytes(32)
@@ -64,8 +67,9 @@ class Access:
                     *(one for one in model.adapters if not adapters or one in adapters),
                 )
             salted = _salt(salt, name.encode() if name else key)
+            digest = self._digest(key)
             # Of two lines with one key the first counts, as its reader would think.
-            self._clients.setdefault(self._digest(key), Client(name, allowed, salted))
+            self._clients.setdefault(digest, Client(name, allowed, salted, name or digest.hex()))
 
     def __len__(self) -> int:
         return len(self._clients)

@@ -245,7 +245,7 @@ class Api:
     def _admit(self, exchange: Exchange, work: Journey | Errand, client: Client, size_bytes: int) -> None:
         """Starts the work now, or when its turn comes."""
         ticket = exchange.ticket = self._admission.enter(
-            model=exchange.model, size_bytes=size_bytes, tenant=client.name
+            model=exchange.model, size_bytes=size_bytes, tenant=client.tenant
         )
         if ticket.turn is not None:
             exchange.work = _InLine(exchange, work, ticket.turn)
