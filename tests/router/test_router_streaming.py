@@ -15,43 +15,153 @@ import pytest
 from tests.router.conftest import PROMPT, RawClient, config, eventually, raw_post, running
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.router.conftest import MakeSite
 
 STREAM = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "stream": True}
 WORDS = ["한국어 ", "漢字かな ", "👩‍👩‍👧‍👦", "é\u0301 ", 'quo"te', "new\nline", "data: x", "\u2028"]
 
 
-async def test_a_stream_arrives_byte_for_byte_however_it_is_cut(site: MakeSite) -> None:
-    """Q72: one byte a write, several scripts, comments of the engine: the client gets the very bytes that were sent."""
+def completion(text: str) -> str:
+    return json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}, ensure_ascii=False)
+
+
+ODD_STREAM = "".join(
+    [
+        ": ping\n\n",
+        *(f"data: {completion(word)}\n\n" for word in WORDS),
+        f"data: {completion('windows')}\r\n\r\n",
+        ": ping\r\n\r\n",
+        "event: note\nid: 7\nretry: 5\ndata: of several\ndata: lines\n\n",
+        f"data:{completion('no blank')}\n\n",
+        "data: [DONE]\n\n",
+    ]
+).encode()
+EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7])
+async def test_a_stream_arrives_byte_for_byte_however_it_is_cut(
+    site: MakeSite, capfd: pytest.CaptureFixture[str], cut: int
+) -> None:
+    """Q72: scripts, line ends, comments and events of several lines, in pieces of any size: the very bytes arrive."""
+    here = await site()
+    body = ODD_STREAM.decode()
+    here.d.add_rule(leg="decode", status=200, headers=EVENTS, body=body, bytes_per_write=cut, write_gap_s=0)
+    answer = await here.client.post("/v1/completions", json=STREAM)
+    assert answer.status_code == 200
+    assert answer.content == ODD_STREAM
+    assert "\ufffd" not in answer.text
+    assert await here.metric("truncated_streams_total") == 0
+    assert not capfd.readouterr().err
+
+
+async def test_the_stand_ins_own_stream_survives_any_cut(site: MakeSite) -> None:
+    """Q72: what an engine streams byte by byte ends as what it streams event by event."""
     here = await site()
     body = {**STREAM, "max_tokens": 8}
-    here.d.add_rule(leg="decode", text=WORDS)
-    whole = (await here.client.post("/v1/completions", json=body)).content
-    here.d.script.clear()
-    here.d.add_rule(leg="decode", text=WORDS, bytes_per_write=1, write_gap_s=0)
-    cut = (await here.client.post("/v1/completions", json=body)).content
 
     def texts(stream: bytes) -> list[str]:
         events = [line[6:] for line in stream.decode().split("\n\n") if line.startswith("data: {")]
         return [choice["text"] for event in events for choice in json.loads(event)["choices"]]
 
-    assert texts(cut) == texts(whole)
-    assert "".join(texts(cut)).startswith("".join(WORDS))
-    assert cut.endswith(b"data: [DONE]\n\n")
-    assert "\ufffd" not in cut.decode()
+    for bytes_per_write in (0, 1):
+        here.d.script.clear()
+        here.d.add_rule(leg="decode", text=WORDS, bytes_per_write=bytes_per_write, write_gap_s=0)
+        stream = (await here.client.post("/v1/completions", json=body)).content
+        assert "".join(texts(stream)).startswith("".join(WORDS))
+        assert stream.endswith(b"data: [DONE]\n\n")
 
 
-async def test_events_arrive_while_the_engine_still_speaks(site: MakeSite) -> None:
-    """Q73: every event is there before the next one is made, with the headers of an event stream."""
-    here = await site()
-    here.d.set_pace(step_s=0.05)
-    async with here.client.stream("POST", "/v1/completions", json=STREAM) as answer:
+@contextlib.asynccontextmanager
+async def speaking(pieces: list[bytes], gate: asyncio.Queue[None] | None = None) -> AsyncIterator[dict[str, str]]:
+    """An engine that answers each POST with these chunks; with a gate each follows only when the one before was met."""
+    speakers: set[asyncio.Task[None]] = set()
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        speakers.add(task)
+        try:
+            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST "):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+                writer.write(b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+                for piece in pieces:
+                    writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                    if gate is not None:
+                        await gate.get()
+                writer.write(b"0\r\n\r\n")
+                await reader.read()
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    try:
+        yield {"role": "aggregated", "url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+    finally:
+        server.close()
+        for speaker in speakers:
+            speaker.cancel()
+        await asyncio.gather(*speakers, return_exceptions=True)
+
+
+async def test_events_arrive_while_the_engine_still_speaks() -> None:
+    """Q73: every event is with the client before the engine makes the next one, with the headers of a stream."""
+    met = asyncio.Queue[None]()
+    sent = [f"data: {completion(str(number))}\n\n".encode() for number in range(20)] + [b"data: [DONE]\n\n"]
+    async with (
+        speaking(sent, met) as engine,
+        running(config([engine])) as router,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}", timeout=20) as client,
+        client.stream("POST", "/v1/completions", json=STREAM) as answer,
+    ):
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["cache-control"] == "no-cache"
         assert answer.headers["x-accel-buffering"] == "no"
         assert "content-length" not in answer.headers
-        pieces = [piece async for piece in answer.aiter_raw()]
-    assert len(pieces) >= 5
+        pieces = answer.aiter_raw()
+        for event in sent:
+            assert await anext(pieces) == event
+            met.put_nowait(None)
+
+
+@pytest.mark.parametrize("end", [[b"data: [DONE]\n\n"], [b"data: [DONE]\r\n\r\n"], [b"data: [DO", b"NE]\n\n"]])
+async def test_comments_are_no_answer(end: list[bytes]) -> None:
+    """An engine that keeps the connection alive, and then ends without an event, gave the request up: a break."""
+    met = asyncio.Queue[None]()
+    sent = [b": keep-alive\n\n", *end]
+    async with speaking(sent, met) as engine, running(config([engine])) as router:
+        client = await RawClient.connect(router.port)
+        client.send(raw_post("/v1/completions", json.dumps(STREAM).encode(), "connection: close"))
+        for piece in sent[:-1]:
+            await client.until(lambda data, piece=piece: piece in data)  # type: ignore[misc]
+            met.put_nowait(None)
+        told = await client.rest()
+        await RawClient.end_all()
+        assert (router.telemetry.truncated_streams, router.telemetry.requests["tiny", 200]) == (1, 1)
+    if len(end) == 1:
+        assert b'data: {"error":' in told
+        assert told.endswith(b"0\r\n\r\n")
+        assert b"[DONE]" not in told
+    else:  # in the middle of the line that claims the end only a broken transfer is left
+        assert not told.endswith(b"0\r\n\r\n")
+
+
+async def test_comments_and_the_end_at_once_are_tried_elsewhere() -> None:
+    """The same before a byte was forwarded: another engine answers, and the client sees nothing of the first."""
+    whole = [f"data: {completion('x')}\n\n".encode(), b"data: [DONE]\n\n"]
+    async with (
+        speaking([b": keep-alive\r\n\r\ndata: [DONE]\n\n"]) as ends,
+        speaking(whole) as answers,
+        running(config([ends, answers], routing={"policy": "RoundRobin"})) as router,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}") as client,
+    ):
+        for _ in range(2):
+            assert (await client.post("/v1/completions", json=STREAM)).content == b"".join(whole)
+        assert sum(router.telemetry.retries.values()) == 1
 
 
 async def test_usage_is_told_where_it_was_asked_for(site: MakeSite) -> None:

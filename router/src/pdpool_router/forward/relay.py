@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from pdpool_api.engines.vllm import legs
 from pdpool_router.faults import EngineAborted, EngineFault, EngineReset, EngineStatus, Fault
 from pdpool_router.forward.framing import LAST_CHUNK, SIZE_LINE_BYTES, Framing, Head, chunk, chunk_size
-from pdpool_router.forward.stream_text import FAILURE, MAX_LINE_BYTES, StreamText
+from pdpool_router.forward.stream_text import FAILURE, MAX_LINE_BYTES, StreamText, after_comments
 
 if TYPE_CHECKING:
     from pdpool_router.forward.upstream import Upstream
@@ -192,7 +192,11 @@ class Stream:
         if text.unfinished_with(payload):
             self._cut_short(payload, now_s)
             return
+        between_events = text.at_event
         text.add(payload)
+        if text.ended and not text.spoke:
+            self._end_without_event(payload, between_events=between_events)
+            return
         if last and not text.ended:
             self._end_too_early(payload, now_s)
             return
@@ -208,7 +212,7 @@ class Stream:
             self._write(out)
         else:
             self._begin(out, now_s)
-        if self._verbatim and text.at_event and self._upstream.at_chunk_boundary:
+        if self._verbatim and text.spoke and text.at_event and self._upstream.at_chunk_boundary:
             self._upstream.on_event = self.on_event
 
     def _begin(self, first: bytes, now_s: float) -> None:
@@ -222,10 +226,11 @@ class Stream:
 
     def _failed_at_once(self, payload: bytes) -> bool:
         """The stream has no token: the request may go elsewhere as if the engine had not answered."""
-        if payload.startswith(b"data: [DONE]"):
+        beginning = after_comments(payload)
+        if beginning.startswith((b"data: [DONE]", b"data:[DONE]")):
             self._source.give_up(EngineAborted("The engine aborted the request."))
             return True
-        if FAILURE.match(payload) and self._source.replaceable():
+        if FAILURE.match(beginning) and self._source.replaceable():
             self._source.give_up(EngineStatus("The engine failed."))
             return True
         return False
@@ -248,6 +253,14 @@ class Stream:
             self._abort(fault)
             return
         self._close_with_event(whole_before, fault)
+
+    def _end_without_event(self, payload: bytes, *, between_events: bool) -> None:
+        """The engine said that it is at its end, after nothing but comments: it gave the request up."""
+        fault = EngineAborted("The engine aborted the request.")
+        if not between_events or (self._verbatim and not self._upstream.was_at_chunk_boundary):
+            self._abort(fault)
+        else:
+            self._close_with_event(payload[: _events_end(payload, payload.find(b"[DONE]"))], fault)
 
     def _end_too_early(self, payload: bytes, now_s: float) -> None:
         fault = EngineReset("The engine ended the stream before its end.")

@@ -18,12 +18,14 @@ FAILURE: Final = re.compile(rb'data: ?\{"error":[^\n]*"code": ?5\d\d[,}]')
 """An engine's own event of an error that is the engine's (5xx)."""
 _BLANK_LINE: Final = (b"\n", b"\r\n")
 _ERROR_EVENT: Final = b'\ndata: {"error"'
+_EVENT: Final = re.compile(rb"^(?:event:|data: ?\{|data:(?! ?\[DONE\])[^\r\n]+\r?\n)", re.MULTILINE)
+_COMMENTS: Final = re.compile(rb"(?::[^\n]*\n|\r?\n)*")
 
 
 class StreamText:
     """Follows the text of one stream."""
 
-    __slots__ = ("_carry", "_route", "at_event", "ended", "events", "told_failure", "usage")
+    __slots__ = ("_carry", "_route", "at_event", "ended", "events", "spoke", "told_failure", "usage")
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -33,6 +35,8 @@ class StreamText:
         """The text so far ends between two events."""
         self.ended = False
         """The engine has said that the stream is at its end."""
+        self.spoke = False
+        """There was an event: neither comments, which keep a connection alive, nor the end are one."""
         self.told_failure = False
         """The engine itself ended the stream with an error of its own (5xx)."""
         self.events = 0
@@ -48,6 +52,8 @@ class StreamText:
         """Notes what more of the text tells."""
         text = self._carry + payload if self._carry else payload
         self.events += text.count(b"data: {")
+        if not self.spoke:
+            self.spoke = _EVENT.search(text) is not None
         if b'"usage":{' in text or b'"usage": {' in text:
             self.usage = legs.streamed_usage(text) or self.usage
         if b"[DONE]" in text or b"event:" in text or b'"error"' in text:
@@ -63,3 +69,9 @@ class StreamText:
             self._carry = text[text.rfind(b"\n") + 1 :][-MAX_LINE_BYTES:]
             # An unfinished line is looked at again with what follows; its object counts once.
             self.events -= self._carry.count(b"data: {")
+
+
+def after_comments(payload: bytes) -> bytes:
+    """What a stream begins with but for comments, which keep a connection alive and say nothing."""
+    found = _COMMENTS.match(payload)
+    return payload[found.end() :] if found is not None else payload
