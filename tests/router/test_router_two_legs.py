@@ -224,6 +224,34 @@ async def test_request_ids_are_fresh_upstream_and_the_clients_own_downstream(sit
         assert len(answer.headers["x-request-id"]) <= 128
 
 
+async def test_an_engine_without_metrics_does_not_look_idle(site: MakeSite) -> None:
+    """Q54: two decodes report a queue, the page of the third is 404: it gets its share; once it reports 0, most.
+
+    The one that is not known is told by a gauge.
+    """
+    here = await site(decode=3)
+    for engine in here.decode[:2]:
+        engine.force_metrics(num_requests_waiting=5, kv_cache_usage_perc=0.6)
+    odd = here.decode[2]
+    odd.add_rule(path="/metrics", status=404)
+    loads = here.router.endpoints.loads.loads
+    known = [here.p, *here.decode[:2]]
+
+    async def share_of_the_third() -> float:
+        before = len(odd.generations("decode"))
+        for number in range(100):
+            assert (await here.complete(prompt=f"{number} {before} {PROMPT}")).status_code == 200
+        return (len(odd.generations("decode")) - before) / 100
+
+    await eventually(lambda: sum(load.reported for load in loads.values()) == len(known), within_s=20)
+    assert await here.metric("stale_endpoints") == 1
+    assert await share_of_the_third() <= 0.4
+    odd.script.clear()
+    await eventually(lambda: all(load.reported for load in loads.values()), within_s=20)
+    assert await here.metric("stale_endpoints") == 0
+    assert await share_of_the_third() >= 0.6
+
+
 async def test_load_spreads_over_the_engines_of_each_role(site: MakeSite) -> None:
     """Q69, Q83: a burst spreads by the router's own count, and every count ends at 0."""
     here = await site(prefill=2, decode=2)

@@ -177,6 +177,7 @@ class Loads:
         for uid in [uid for uid in self._kept if uid not in new]:
             del self._kept[uid]
             del self.loads[uid]
+        count = len(self._kept)
         for uid, endpoint in new.items():
             known = self._kept.get(uid)
             if known is not None:
@@ -188,6 +189,8 @@ class Loads:
             self._kept[uid] = kept
             self.loads[uid] = kept.load
             _publish(kept)
+        if len(self._kept) > count:
+            self._assume()
 
     # --- what the router does --------------------------------------------------------------------------------------
     def begin(self, endpoint: Endpoint, tokens: int) -> Work:
@@ -263,6 +266,8 @@ class Loads:
         kept.seen_others = others
         kept.load.reported = True
         _figure(kept)
+        if first:
+            self._assume()  # until then nobody knew what those that do not report are compared with
 
     def settle(self, now_s: float, interval_s: float) -> None:
         """Learns from what was noted and publishes it, for all at once; makes stale reports unknown.
@@ -276,19 +281,11 @@ class Loads:
             del self._overdue[work]
             work.started()
         oldest_s = now_s - max(REPORT_KEPT_S, 3 * interval_s)
-        known: dict[Role, list[float]] = {}
-        unknown: list[_Kept] = []
         for kept in self._kept.values():
             if kept.reported_s < oldest_s:
                 kept.load.reported = False
-                unknown.append(kept)
-            else:
-                known.setdefault(kept.endpoint.role, []).append(kept.load.others)
             _publish(kept)
-        for kept in unknown:
-            peers = known.get(kept.endpoint.role)
-            kept.load.others = sum(peers) / len(peers) + _UNKNOWN_MORE if peers else 0.0
-            _figure(kept)
+        self._assume()
 
     def kv_usage(self, uid: str) -> float | None:
         """Share of an engine's KV blocks in use; None: unknown."""
@@ -296,6 +293,20 @@ class Loads:
         return kept.report.kv_usage if kept is not None and kept.report is not None else None
 
     # --- inside ------------------------------------------------------------------------------------------------------
+    def _assume(self) -> None:
+        """Whoever does not report has what its peers have, and a little more."""
+        known: dict[Role, list[float]] = {}
+        unknown: list[_Kept] = []
+        for kept in self._kept.values():
+            if kept.load.reported:
+                known.setdefault(kept.endpoint.role, []).append(kept.load.others)
+            else:
+                unknown.append(kept)
+        for kept in unknown:
+            peers = known.get(kept.endpoint.role)
+            kept.load.others = sum(peers) / len(peers) + _UNKNOWN_MORE if peers else 0.0
+            _figure(kept)
+
     def _role(self, role: Role) -> _Speeds:
         found = self._roles.get(role)
         if found is None:
