@@ -11,7 +11,7 @@ import pytest
 from tests.router.conftest import PROMPT, eventually
 
 if TYPE_CHECKING:
-    from tests.router.conftest import MakeSite
+    from tests.router.conftest import MakeSite, Site
 
 STREAM = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "stream": True}
 
@@ -355,6 +355,33 @@ async def test_health_tells_the_truth_and_comes_back(site: MakeSite) -> None:
     await here.d.open_listener()
     await health_is(200)
     assert (await here.complete()).status_code == 200
+
+
+async def test_health_tells_that_only_prefill_is_missing(site: MakeSite) -> None:
+    """Q112: under `Fail` a pool whose only prefill refuses is not healthy, and is again when that is back.
+
+    Decode alone would be, under `Local`.
+    """
+    strict = await site(routing={"onPrefillUnavailable": "Fail"})
+    lenient = await site()
+    for here in (strict, lenient):
+        await here.p.close_listener()
+
+    async def health_is(here: Site, status: int) -> None:
+        admin = f"http://127.0.0.1:{here.router.admin_port}"
+        async with asyncio.timeout(15):
+            while (await here.client.get("/health")).status_code != status:
+                assert (await here.client.get(f"{admin}/livez")).status_code == 200
+                await asyncio.sleep(0.05)
+
+    await health_is(strict, 503)
+    assert failure_of(await strict.complete()) == (503, "no_prefill")
+    assert strict.d.generations() == []
+    assert (await lenient.complete()).status_code == 200
+    await health_is(lenient, 200)
+    await strict.p.open_listener()
+    await health_is(strict, 200)
+    assert (await strict.complete()).headers["x-pdpool-prefill"] == "remote"
 
 
 async def test_counts_end_at_zero_whatever_happens(site: MakeSite) -> None:

@@ -99,6 +99,21 @@ async def test_each_request_is_one_line_without_content(tmp_path: Path) -> None:
     assert (left["fault"], left["decode_endpoint"]) == ("ClientLeft", None)
 
 
+async def test_odd_ids_are_one_line_each() -> None:
+    """Q66: what a client calls its request cannot begin another line of the log, nor make one without end."""
+    out = io.BytesIO()
+    log = AccessLog(1.0, chance=random.random, out=out)
+    odd = [b"a%0d%0aevent: forged", b"x" * 10_240, b"\x85\xc2\x85", "\u2028".encode(), b'"}{"event":"forged"', b"\\n"]
+    async with observed(access_log=log) as here:
+        for own in odd:
+            assert (await here.client.post("/v1/completions", json=BODY, headers={b"x-request-id": own})).is_success
+        await here.idle()
+        said = lines(out, log)
+    assert [one["event"] for one in said] == ["request"] * len(odd)
+    assert all(one["id"].isascii() and one["id"].isprintable() and 0 < len(one["id"]) <= 128 for one in said)
+    assert out.getvalue().count(b"\n") == len(odd)
+
+
 async def test_a_share_of_the_requests_is_logged_and_every_failure() -> None:
     """Sampling leaves out answers below 500 only."""
     out = io.BytesIO()

@@ -182,8 +182,8 @@ async def test_only_ready_owned_pods_are_endpoints(api: ScriptedApi) -> None:
     assert (good.uid, good.host, good.port, good.revision, good.draining) == ("uid-good", "10.0.0.1", 8000, "r1", False)
 
 
-async def test_odd_pods_do_not_hide_the_others(api: ScriptedApi) -> None:
-    """Q68: pods without labels, with null labels, ports, conditions or metadata are skipped.
+async def test_odd_pods_do_not_hide_the_others(api: ScriptedApi, capfd: pytest.CaptureFixture[str]) -> None:
+    """Q68: pods without labels, with null labels, ports, conditions or metadata are skipped, each with one warning.
 
     Twelve good ones are found.
     """
@@ -202,6 +202,11 @@ async def test_odd_pods_do_not_hide_the_others(api: ScriptedApi) -> None:
     async with following() as told:
         await eventually(lambda: bool(told))
         assert names(told) == {f"good-{number}" for number in range(12)}
+        for number in range(12, 15):  # the odd ones are looked at again with each event
+            await api.tell("ADDED", pod(f"good-{number}"))
+        await eventually(lambda: names(told) == {f"good-{number}" for number in range(15)})
+    said = [line for line in capfd.readouterr().out.splitlines() if "no endpoint" in line]
+    assert len(said) == len({line.partition("pod_uid=")[2].split()[0] for line in said}) >= 1
 
 
 async def test_events_change_the_membership_at_once(api: ScriptedApi) -> None:
