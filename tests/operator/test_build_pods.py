@@ -193,6 +193,14 @@ def test_a_routers_template_keeps_what_it_does_not_name(raw_pool: dict[str, Any]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/etc/pdpool", "/ca"]
 
 
+def test_a_router_knows_which_pod_is_its_own(raw_pool: dict[str, Any]) -> None:
+    """By its pod's own name: on the node's network its host has the node's."""
+    (container,) = pod(desired(raw_pool, router={"template": {"hostNetwork": True}}), "router")["containers"]
+    assert container["env"] == [
+        {"name": names.ROUTER_POD_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    ]
+
+
 def test_a_routers_own_account_may_read_pods(raw_pool: dict[str, Any]) -> None:
     """The Role is bound to the ServiceAccount that the router's pods have."""
     found = desired(raw_pool, router={"template": {"serviceAccountName": "own"}})
@@ -311,7 +319,7 @@ def test_a_missing_secret_of_the_router_is_named_by_the_kubelet(raw_pool: dict[s
     ]
     assert first["securityContext"] == container["securityContext"]
     assert first["args"] == ["--version"]
-    assert "env" not in container
+    assert not any("secretKeyRef" in each["valueFrom"] for each in container["env"])
 
 
 def test_a_router_without_secrets_is_built_as_before(raw_pool: dict[str, Any]) -> None:

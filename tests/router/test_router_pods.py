@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from pdpool_api.names import ANNOTATION_DRAINING, GROUP, LABEL_POOL, LABEL_REVISION, LABEL_ROLE
-from pdpool_api.router_config import PodSource
+from pdpool_api.names import (
+    ANNOTATION_DRAINING,
+    GROUP,
+    LABEL_POOL,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    ROUTER_POD_NAME_VARIABLE,
+)
+from pdpool_api.router_config import PodSource, from_mapping
 from pdpool_router.feeds import pods
-from tests.router.conftest import eventually
+from tests.router.conftest import eventually, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -295,13 +302,24 @@ async def test_a_pod_that_terminates_is_known_until_it_is_gone(api: ScriptedApi)
         await eventually(lambda: names(told) == {"two"})
 
 
+async def test_a_router_on_the_nodes_network_knows_its_pod(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host is called as the node, its pod as the variable says: that one's end is its own."""
+    monkeypatch.setenv(ROUTER_POD_NAME_VARIABLE, "mine")
+    api.pods = [pod("mine", "router", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), pod("good")]
+    source = {"namespace": "serving", "pool": "llama", "uid": POOL_UID}
+    settings = from_mapping({"model": {"servedNames": ["tiny"]}, "endpoints": {"pods": source}})
+    async with running(settings) as router:
+        await eventually(lambda: router.server.shutting_down)
+        assert not router.api.shutting_down
+
+
 async def test_a_router_learns_that_its_own_pod_terminates(api: ScriptedApi) -> None:
     """It is told while it still may serve, so that clients connect elsewhere before it stops."""
     api.pods = [pod("mine", "router"), pod("other", "router")]
     told: list[str] = []
     source = PodSource(namespace="serving", pool="llama", uid=POOL_UID)
     feed = pods.PodFeed(source, lambda _: None, own_name="mine", tell_end=lambda: told.append("ends"))
-    running = asyncio.create_task(feed.run())
+    following = asyncio.create_task(feed.run())
     try:
         await eventually(lambda: bool(api.watches))
         await api.tell("MODIFIED", pod("other", "router", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
@@ -310,6 +328,6 @@ async def test_a_router_learns_that_its_own_pod_terminates(api: ScriptedApi) -> 
         await api.tell("MODIFIED", pod("mine", "router", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
         await eventually(lambda: bool(told))
     finally:
-        running.cancel()
+        following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await running
+            await following

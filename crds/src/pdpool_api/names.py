@@ -76,6 +76,8 @@ OPERATOR_PORT: Final = 8081
 
 # --- paths ---------------------------------------------------------------------------------------------------------
 ROUTER_CONFIG_DIR: Final = "/etc/pdpool"
+ROUTER_POD_NAME_VARIABLE: Final = "PDPOOL_POD_NAME"
+"""Tells a router which pod is its own: on the node's network, and for long names, its host is called otherwise."""
 ROUTER_CONFIG_FILE: Final = "router.yaml"
 ROUTER_KEYS_FILE: Final = "keys"
 ROUTER_SALT_FILE: Final = "salt"

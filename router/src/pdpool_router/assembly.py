@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 from time import monotonic
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from pdpool_api.names import ROUTER_POD_NAME_VARIABLE
 from pdpool_router.edge import tls
 from pdpool_router.edge.access import Access
 from pdpool_router.edge.admin import Admin
@@ -260,7 +262,7 @@ class Router:
                 config.endpoints.pods,
                 self._take,
                 self._set_life,
-                own_name=socket.gethostname(),
+                own_name=os.environ.get(ROUTER_POD_NAME_VARIABLE) or socket.gethostname(),
                 tell_end=self._retire,
             ).run()
         )

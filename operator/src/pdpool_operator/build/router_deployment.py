@@ -96,6 +96,9 @@ def _container(pool: InferencePool) -> Json:
         "image": pool.spec.router.image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["--config", f"{names.ROUTER_CONFIG_DIR}/{names.ROUTER_CONFIG_FILE}"],
+        "env": [
+            {"name": names.ROUTER_POD_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ],
         "ports": [
             {"name": "http", "containerPort": names.ROUTER_API_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
