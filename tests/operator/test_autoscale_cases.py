@@ -412,14 +412,35 @@ def test_a_router_that_is_not_heard_keeps_a_pool_above_zero() -> None:
 @pytest.mark.parametrize("running", [0, 3])
 def test_engines_alone_do_not_tell_that_a_busy_role_has_no_queue(running: int) -> None:
     """The queue stands in the routers, of which nobody tells: who runs something is kept, who does not may go."""
-    of = limits({"maxReplicas": 8, **QUEUE_10}, 1)
+    of = limits(1, {"maxReplicas": 8, **QUEUE_10})
     faults = {Measure.QUEUED: "http://prometheus:9090: no series pdpool_router_queued of this pool"}
     seen = reading(*pods(4, waiting=0, running=running), *pods(2, first=4, waiting=0, running=0), faults=faults)
-    clock = Clock(of, lambda _now, _sizes: Observation({PREFILL: seen}))
-    assert clock.run(600)[PREFILL] == (4 if running else 1)
+    clock = Clock(of, lambda _now, _sizes: Observation({DECODE: seen}))
+    assert clock.run(600)[DECODE] == (4 if running else 1)
     assert clock.last is not None
-    assert clock.last.roles[PREFILL].unknown == ""
-    assert clock.last.roles[PREFILL].missing == f"QueueDepth of the routers ({faults[Measure.QUEUED]})"
+    assert clock.last.roles[DECODE].unknown == ""
+    assert clock.last.roles[DECODE].missing == f"QueueDepth of the routers ({faults[Measure.QUEUED]})"
+
+
+def test_a_prefill_role_that_keeps_up_is_not_shrunk_into_a_queue() -> None:
+    """Without a queue three of five replicas are busy whenever it is looked: three stay, and no queue is needed."""
+    of = limits({"maxReplicas": 8, **QUEUE_10}, {"maxReplicas": 8, **QUEUE_10})
+
+    def observe(now: float, sizes: dict[Role, int]) -> Observation:
+        first = int(now / 15)
+
+        def of_role(role: Role) -> RoleReading:
+            size = sizes.get(role, 5)
+            busy = {(first + number) % size for number in range(min(3, size))}
+            each = [pods(1, first=number, waiting=0, running=int(number in busy))[0] for number in range(size)]
+            return reading(*each)
+
+        return Observation({PREFILL: of_role(PREFILL), DECODE: of_role(DECODE)}, {Measure.QUEUED: 0.0})
+
+    clock = Clock(of, observe)
+    clock.run(1200)
+    assert clock.changes(PREFILL) == [5, 3]
+    assert clock.changes(DECODE) == [5, 1]
 
 
 def test_a_queue_in_the_routers_grows_a_role_whose_engines_tell_nothing() -> None:

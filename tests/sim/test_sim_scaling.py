@@ -13,11 +13,11 @@ from pdpool_sim.generators import GENERATORS
 from pdpool_sim.hardware import shapes
 from pdpool_sim.run import Slo
 from pdpool_sim.scaling.agreement import BOUND, agreement
-from pdpool_sim.scaling.bench import OURS, RULES, dominated
+from pdpool_sim.scaling.bench import DEFAULTS, OURS, RULES, dominated
 from pdpool_sim.scaling.clairvoyant import bridged, cheapest
 from pdpool_sim.scaling.days import Day, Slot, days
 from pdpool_sim.scaling.fluid import Flows, Fluid
-from pdpool_sim.scaling.ours import Tick
+from pdpool_sim.scaling.ours import Signals, Tick
 from pdpool_sim.scaling.replicas import Replicas
 from pdpool_sim.scaling.rivals import RIVALS
 from pdpool_sim.scaling.scaler import Seen
@@ -132,7 +132,7 @@ def test_rates_are_divided_by_what_a_replica_does() -> None:
     assert RIVALS["SLA predictive"](bounds).sizes(seen(flows))[0] == 3
 
 
-@pytest.mark.parametrize("rule", [OURS, "tick, queues and SLO"])
+@pytest.mark.parametrize("rule", [OURS, DEFAULTS, "tick, queues and SLO"])
 def test_no_growth_without_load_whatever_metrics_do(rule: str) -> None:
     """A pool without requests never asks for more than it began with: readings lost, noisy, or gone for good."""
     empty = Slot(0.0, 2500, 250)
@@ -153,6 +153,14 @@ def test_the_tick_serves_a_day_and_gives_back_at_night() -> None:
     assert found == site().run(day, RULES[OURS])
 
 
+def test_the_defaults_do_not_shrink_a_prefill_role_into_a_queue() -> None:
+    """A steady load without a queue: what is needed stays, where the size that follows queues alone swings."""
+    steady = flat(3600)
+    found, swings = (site().run(steady, RULES[rule]) for rule in (DEFAULTS, "queue HPA"))
+    assert found.attainment > 0.95
+    assert found.changes < swings.changes / 4
+
+
 def test_short_valleys_are_bridged_and_long_ones_are_not() -> None:
     """A start costs two slots: a valley of two is kept, one of three is left."""
     assert bridged([2, 1, 1, 2], 2) == [2, 2, 2, 2]
@@ -163,7 +171,7 @@ def test_short_valleys_are_bridged_and_long_ones_are_not() -> None:
 def test_who_knows_the_day_pays_least() -> None:
     """The clairvoyant plan has at least the attainment that is asked for, for fewer GPU-hours than the tick."""
     day = days(1, hours=1)[0]
-    ours = site().run(day, partial(Tick, rates=True))
+    ours = site().run(day, partial(Tick, signals=Signals.RATES))
     plan = cheapest(site(), day, ours.attainment)
     assert plan.attainment >= ours.attainment - 0.01
     assert plan.gpu_hours <= ours.gpu_hours

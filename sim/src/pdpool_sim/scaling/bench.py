@@ -25,7 +25,7 @@ from pdpool_sim.run import Slo
 from pdpool_sim.scaling import agreement
 from pdpool_sim.scaling.clairvoyant import cheapest
 from pdpool_sim.scaling.days import Day, days, of_workload
-from pdpool_sim.scaling.ours import Tick
+from pdpool_sim.scaling.ours import Signals, Tick
 from pdpool_sim.scaling.rivals import RIVALS
 from pdpool_sim.scaling.simulation import DayFigures, Site
 from pdpool_sim.workload import read_trace
@@ -42,10 +42,10 @@ TRACE_SLO: Final = Slo(ttft_s=10, itl_s=0.05)
 TRACE_SCALE: Final = 2.0
 TRACE_UNCACHED: Final = 0.85
 """Share of the trace's prompt tokens that engines compute (see `bench-sim`)."""
-OURS: Final = "tick, token rates"
+OURS: Final = f"tick, {Signals.RATES}"
+DEFAULTS: Final = f"tick, {Signals.DEFAULT}"
 RULES: Final[Mapping[str, Callable[[Bounds], Scaler]]] = {
-    OURS: partial(Tick, rates=True),
-    "tick, queues and SLO": partial(Tick, rates=False),
+    **{f"tick, {each}": partial(Tick, signals=each) for each in (Signals.RATES, Signals.DEFAULT, Signals.SLO)},
     **RIVALS,
 }
 DELAYS_S: Final = (30.0, 60.0, 600.0)

@@ -1,11 +1,14 @@
 """The operator's real tick before a simulated pool.
 
 Boundary: from `Seen` to an `Observation` as `observe` would make it, from a `Decision` to sizes. Each replica tells
-its share of the pool's sums.
+its share of the pool's sums; whether a prefill engine computes at the moment of a reading is chance, by its load.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from enum import StrEnum
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import Role
@@ -32,15 +35,26 @@ _BACKLOG_S: Final = 120.0
 """Prompts of so many seconds may stand before a replica: a line that pods on their way will take need not buy more."""
 
 
+class Signals(StrEnum):
+    """What sizes follow."""
+
+    DEFAULT = "defaults"
+    """What a role has that names none: queues, and on decode KV in use."""
+    SLO = "queues and SLO"
+    """The same, and the latencies of the SLO."""
+    RATES = "token rates"
+    """Rates of tokens (PrometheusQuery), and queues only as a second opinion."""
+
+
 class Tick:
-    """`autoscale.tick` with one of two sets of signals."""
+    """`autoscale.tick` with one of three sets of signals."""
 
     interval_s = 15
 
-    def __init__(self, bounds: Bounds, *, rates: bool) -> None:
-        """`rates`: sizes follow the rates of tokens (PrometheusQuery), and queues only as a second opinion."""
+    def __init__(self, bounds: Bounds, *, signals: Signals) -> None:
+        """`signals`: see `Signals`."""
         self._memory = Memory()
-        self._rates = rates
+        self._chance = Random(0)  # noqa: S311 - reproducible
         slo, can = bounds.slo, bounds.rates
         queue = Target(BY_TYPE["QueueDepth"], 4.0)
         ttft = Target(BY_TYPE["Ttft"], slo.ttft_s * 1000)
@@ -51,9 +65,10 @@ class Tick:
         def by_rate(tokens_s: float) -> Target:
             return Target(BY_TYPE["PrometheusQuery"], tokens_s * _HEADROOM, "sum(rate(pdpool_router_tokens_total[1m]))")
 
-        signals = {
-            Role.PREFILL: (backlog, by_rate(can.prefill_tokens_s)) if rates else (queue, ttft),
-            Role.DECODE: (usage, by_rate(can.decode_tokens_s)) if rates else (queue, usage, itl),
+        targets_of = {
+            Signals.DEFAULT: ((queue,), (queue, usage)),
+            Signals.SLO: ((queue, ttft), (queue, usage, itl)),
+            Signals.RATES: ((backlog, by_rate(can.prefill_tokens_s)), (usage, by_rate(can.decode_tokens_s))),
         }
         self._limits = Limits(
             roles={
@@ -64,7 +79,7 @@ class Tick:
                     down_window_s=300,
                     gpus=1,
                 )
-                for role, targets in signals.items()
+                for role, targets in zip((Role.PREFILL, Role.DECODE), targets_of[signals], strict=True)
             },
             interval_s=self.interval_s,
         )
@@ -88,6 +103,7 @@ class Tick:
             },
             query=flows.prompt_rate,
         )
+        prefill = replace(prefill, pods=tuple(self._at_work(pod, flows.prefill_busy) for pod in prefill.pods))
         decode = _reading(
             seen.decode,
             {
@@ -106,6 +122,11 @@ class Tick:
             Measure.ITL_MS: flows.itl_s * 1000,
         }
         return Observation({Role.PREFILL: prefill, Role.DECODE: decode}, gateway)
+
+    def _at_work(self, pod: PodReading, busy: float) -> PodReading:
+        if not pod.ready:
+            return pod
+        return replace(pod, values={**pod.values, Measure.RUNNING: float(self._chance.random() < busy)})
 
 
 def _reading(

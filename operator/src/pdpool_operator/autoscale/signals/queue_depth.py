@@ -6,6 +6,10 @@ router sees these. What no engine has yet waits for the role that is asked first
 Whoever of the two is not heard may know of more, so that nothing is given up on the other's word alone: the pod of an
 engine that told nothing, and, while a router is not heard, that of an engine that runs something. One that runs nothing
 has been sent nothing.
+
+A prefill role that just keeps up has no queue, and has one as soon as it is smaller: what its busy engines compute, the
+others would find waiting. So a prefill engine that runs something is on target when it is asked who may go. Decode runs
+something always; that it is full is told by its KV.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ def demand(view: View, target: float) -> Demand | None:
     if counted is None:
         return None
     told = [(pod, waiting) for pod in view.ready if (waiting := _waiting(pod)) is not None]
-    hidden = sum(max(0.0, target - waiting) for pod, waiting in told if _may_hide(pod, blind=view.blind))
+    running_counts = view.blind or view.role is Role.PREFILL
+    hidden = sum(max(0.0, target - waiting) for pod, waiting in told if _is_needed(pod, running_counts=running_counts))
     return Demand(counted.known, counted.cautious + hidden, counted.words)
 
 
@@ -41,5 +46,5 @@ def _waiting(pod: PodReading) -> float | None:
     return max(told, default=None)
 
 
-def _may_hide(pod: PodReading, *, blind: bool) -> bool:
-    return Measure.WAITING not in pod.values or (blind and pod.values.get(Measure.RUNNING, 0.0) > 0)
+def _is_needed(pod: PodReading, *, running_counts: bool) -> bool:
+    return Measure.WAITING not in pod.values or (running_counts and pod.values.get(Measure.RUNNING, 0.0) > 0)
