@@ -95,9 +95,22 @@ def test_all_ready_is_available(raw_pool: dict[str, Any]) -> None:
     assert "Stalled" not in conditions(found)
     assert found["prefill"]["ready"] == "2/2"
     assert found["url"] == "http://tiny-router.serving.svc"
-    raw_pool["spec"]["router"] = {"tlsSecretRef": {"name": "cert"}}
-    assert said(raw_pool)["url"] == "https://tiny-router.serving.svc"
     assert found["observedGeneration"] == 3
+
+
+@pytest.mark.parametrize(
+    ("router", "url"),
+    [
+        ({}, "http://tiny-router.serving.svc"),
+        ({"service": {"port": 8080}}, "http://tiny-router.serving.svc:8080"),
+        ({"tlsSecretRef": {"name": "cert"}}, "https://tiny-router.serving.svc:80"),
+        ({"tlsSecretRef": {"name": "cert"}, "service": {"port": 443}}, "https://tiny-router.serving.svc"),
+    ],
+)
+def test_the_url_is_the_services(raw_pool: dict[str, Any], router: dict[str, Any], url: str) -> None:
+    """It opens what the router's Service listens on: scheme and port."""
+    raw_pool["spec"]["router"] = router
+    assert said(raw_pool)["url"] == url
 
 
 @pytest.mark.parametrize(

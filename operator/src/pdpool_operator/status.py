@@ -33,6 +33,9 @@ _MAX_NAMED: Final = 5
 _UNPULLED: Final = ("ErrImagePull", "ImagePullBackOff")
 _REFUSED: Final = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError", "RunContainerError")
 _RESTARTS: Final = 2
+_SERVICE_PORT: Final = 80
+_SCHEME_PORTS: Final = {"http": 80, "https": 443}
+"""What a URL means that names no port."""
 """A container that ended so often without having started is not unlucky."""
 
 
@@ -94,9 +97,11 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
 
 
 def _url(observed: Observed) -> str:
-    tls = (observed.pool["spec"].get("router") or {}).get("tlsSecretRef")
+    router = observed.pool["spec"].get("router") or {}
+    scheme = "https" if router.get("tlsSecretRef") else "http"
+    port = (router.get("service") or {}).get("port", _SERVICE_PORT)
     service = names.child_name(observed.ref.name, Role.ROUTER.value)
-    return f"{'https' if tls else 'http'}://{service}.{observed.ref.namespace}.svc"
+    return f"{scheme}://{service}.{observed.ref.namespace}.svc{'' if port == _SCHEME_PORTS[scheme] else f':{port}'}"
 
 
 def _counted_anew(before: InferencePoolStatus, observed: Observed) -> InferencePoolStatus:
