@@ -56,6 +56,7 @@ class PublisherAndFollower(RuleBasedStateMachine):
         self.follower = Follower(self.believer, replays=True)
         self.short = False
         self.failed = False
+        self.now_s = 0.0
         self._new_life()
         self.follower.connected()
 
@@ -76,7 +77,7 @@ class PublisherAndFollower(RuleBasedStateMachine):
 
     @rule(store=st.lists(BLOCKS, max_size=3), remove=st.lists(BLOCKS, max_size=3), heard=st.booleans())
     def publish(self, store: list[int], remove: list[int], *, heard: bool) -> None:
-        batch = Batch(0.0, [])
+        batch = self._batch()
         for block in remove:
             if self.truth.get(block):
                 self.truth[block] -= 1
@@ -85,6 +86,10 @@ class PublisherAndFollower(RuleBasedStateMachine):
             self.truth[block] = self.truth.get(block, 0) + 1
             batch.events.append(stored(block))
         self._send(batch, heard=heard)
+
+    def _batch(self) -> Batch:
+        self.now_s += 1
+        return Batch(self.now_s, [])
 
     def _send(self, batch: Batch, *, heard: bool) -> None:
         self.buffer.append((self.number, batch))
@@ -95,7 +100,9 @@ class PublisherAndFollower(RuleBasedStateMachine):
     @rule(heard=st.booleans())
     def clear(self, *, heard: bool) -> None:
         self.truth.clear()
-        self._send(Batch(0.0, [AllBlocksCleared()]), heard=heard)
+        batch = self._batch()
+        batch.events.append(AllBlocksCleared())
+        self._send(batch, heard=heard)
 
     @rule(noticed=st.booleans(), first=st.booleans())
     def restart(self, *, noticed: bool, first: bool) -> None:
@@ -106,7 +113,7 @@ class PublisherAndFollower(RuleBasedStateMachine):
         if noticed or not before or not first:
             self.follower.connected()
         else:
-            self._send(Batch(0.0, []), heard=True)
+            self._send(self._batch(), heard=True)
 
     @rule(fails=st.booleans())
     @precondition(lambda self: self.follower.replaying)
@@ -125,7 +132,7 @@ class PublisherAndFollower(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """One more live batch shows what was missed; after its replay nothing false is believed."""
-        self._send(Batch(0.0, []), heard=True)
+        self._send(self._batch(), heard=True)
         if self.follower.replaying:
             start = self.believer.asked[-1]
             for number, batch in self.buffer:
@@ -224,6 +231,30 @@ def test_a_fresh_router_learns_by_replay() -> None:
     follower.live(4, Batch(0.0, [BlockRemoved([3])]))
     assert believer.believes() == {0, 1, 2}
     assert believer.gaps == 0
+
+
+def test_what_a_replay_told_may_still_come_late() -> None:
+    """The very same batch counts once; another one of its number is that of a new life, which has none of the old."""
+    believer = Believer()
+    follower = Follower(believer, replays=True)
+    follower.connected()
+    for number in range(3):
+        follower.replayed(number, Batch(float(number), [stored(number), stored(number)]))
+    follower.replay_ended(whole=True)
+    follower.live(1, Batch(1.0, [stored(1), stored(1)]))
+    follower.live(2, Batch(2.0, [stored(2), stored(2)]))
+    assert believer.asked == [0]
+    follower.live(3, Batch(3.0, [BlockRemoved([1]), BlockRemoved([1])]))
+    assert believer.believes() == {0, 2}
+
+    follower.connected()
+    follower.replayed(0, Batch(0.0, [stored(0)]))
+    follower.replay_ended(whole=True)
+    follower.live(0, Batch(9.0, [stored(5)]))
+    assert believer.asked == [0, 0, 0]
+    follower.replayed(0, Batch(9.0, [stored(5)]))
+    follower.replay_ended(whole=True)
+    assert believer.believes() == {5}
 
 
 def test_events_without_their_beginning_are_left_out() -> None:

@@ -26,6 +26,7 @@ from pdpool_router.records import (
 )
 from pdpool_router.schedule.interface import Asked
 from pdpool_router.schedule.policies import POLICIES
+from pdpool_router.schedule.scorers.balance import Balance
 from pdpool_router.schedule.scorers.burden import Burden
 from pdpool_router.schedule.scorers.compute import Compute
 from pdpool_router.schedule.scorers.disturb import Disturb
@@ -36,7 +37,7 @@ from pdpool_router.schedule.scorers.running import Running
 from pdpool_router.schedule.scorers.wait import Wait
 from pdpool_router.state.loads import Guess, Loads, Report
 
-SCORERS = (Wait(), Compute(), Burden(), Lateness(), Pull(), Running(), Disturb(), Inflight())
+SCORERS = (Wait(), Compute(), Burden(), Lateness(), Balance(), Pull(), Running(), Disturb(), Inflight())
 PROMPT = Prompt(keys=[1, 2], whole=3, text_bytes=600, conversation=11)
 SCORING = sorted(set(POLICIES) - {"RoundRobin"})
 
@@ -108,6 +109,7 @@ FIGURES = st.builds(
     pull_ms=st.floats(0.0001, 0.2),
     step_ms=st.floats(0.1, 100),
     running_ms=st.floats(0, 3000),
+    recent_ms=st.floats(0, 30_000),
 )
 
 
@@ -127,10 +129,10 @@ def test_more_cached_never_costs_more_and_more_load_never_less(scorer: Any, load
     load = msgspec.structs.replace(load, uid="e")
     held = data.draw(st.integers(0, tokens - 1))
     more = data.draw(st.integers(held, tokens - 1))
-    later = data.draw(st.integers(0, tokens))
+    opening = data.draw(st.integers(0, tokens))
 
     def term(cached: int, seen: Load) -> float:
-        asked = Asked(tokens, {"e": cached}, {"e": seen.requests}, later=later)
+        asked = Asked(tokens, {"e": cached}, {"e": seen.requests}, opening=opening)
         found: float = scorer.terms(asked, [seen])[0]
         return found
 
@@ -141,6 +143,7 @@ def test_more_cached_never_costs_more_and_more_load_never_less(scorer: Any, load
         others=load.others + 1,
         wait_ms=load.wait_ms + 1,
         running_ms=load.running_ms + 1,
+        recent_ms=load.recent_ms + 1,
     )
     assert term(held, busier) >= term(held, load) >= 0
 
@@ -272,10 +275,11 @@ def test_a_burst_spreads_before_any_metric_tells() -> None:
     assert all(12 <= count <= 20 for count in placed.values()), placed
 
 
-def test_a_shared_system_prompt_alone_does_not_pile_up() -> None:
+@pytest.mark.parametrize("name", ["KvAware", "Prefix"])
+def test_a_shared_system_prompt_alone_does_not_pile_up(name: str) -> None:
     """64 in flight, all with the same long beginning: no endpoint has more than 40 % of them (Q81)."""
     loads, _ = pool_of(4)
-    policy, rng = POLICIES["KvAware"](), random.Random(5)
+    policy, rng = POLICIES[name](), random.Random(5)
     placed: Counter[str] = Counter()
     cached: dict[str, int] = {}
     works = []
@@ -378,22 +382,66 @@ def test_what_only_a_conversation_has_is_waited_for_and_a_shared_prefix_is_not()
     loads = {"p0": Load("p0", wait_ms=305.0), "p1": Load("p1", wait_ms=5.0), "d0": Load("d0")}
     snapshot = view(loads, 1000, {"p0": 900})
 
-    def chosen(later_bytes: int) -> str:
-        prompt = Prompt(keys=[1, 2, 3], whole=9, text_bytes=4000, conversation=7, later_bytes=later_bytes)
+    def chosen(opening_bytes: int) -> str:
+        prompt = Prompt(keys=[1, 2, 3], whole=9, text_bytes=4000, conversation=7, opening_bytes=opening_bytes)
         made = POLICIES["KvAware"]().plan(Request("m", 10, prompt=prompt), snapshot, 0.0, random.Random(1))
         assert isinstance(made, Decision)
         return made.endpoint.uid
 
-    assert chosen(later_bytes=3800) == "p0"
-    assert chosen(later_bytes=0) == "p1"
+    assert chosen(opening_bytes=200) == "p0"
+    assert chosen(opening_bytes=0) == chosen(opening_bytes=4000) == "p1"
 
 
 def test_a_prompt_that_is_slow_anyway_does_not_wait_as_well() -> None:
     """Half of 60,000 tokens held behind a line of 30 s: saving three seconds is not worth it."""
     loads = {"p0": Load("p0", wait_ms=30_000.0), "p1": Load("p1", wait_ms=5.0), "d0": Load("d0")}
-    prompt = Prompt(keys=[1, 2, 3], whole=9, text_bytes=4000, conversation=7, later_bytes=4000)
+    prompt = Prompt(keys=[1, 2, 3], whole=9, text_bytes=4000, conversation=7, opening_bytes=40)
     made = POLICIES["KvAware"]().plan(
         Request("m", 10, prompt=prompt), view(loads, 60_000, {"p0": 30_000}), 0.0, random.Random(1)
     )
     assert isinstance(made, Decision)
     assert made.endpoint.uid == "p1"
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=2, max_size=6), st.floats(0, 1e5), st.integers(0, 5000))
+def test_who_did_more_lately_is_never_the_cheaper_for_it(recent: list[float], more: float, opening: int) -> None:
+    """More recent work never lowers an endpoint's own term, and nothing is added where the work is equal."""
+    asked = Asked(opening, {}, {}, opening=opening)
+    loads = [Load(str(number), recent_ms=each) for number, each in enumerate(recent)]
+    before = Balance().terms(asked, loads)
+    loads[0].recent_ms += more
+    after = Balance().terms(asked, loads)
+    assert after[0] >= before[0] - 1e-9
+    for load in loads:
+        load.recent_ms = more
+    assert Balance().terms(asked, loads) == [pytest.approx(0.0, abs=1e-6)] * len(loads)
+
+
+@pytest.mark.parametrize("name", ["KvAware", "Prefix"])
+def test_new_conversations_with_one_beginning_are_spread_and_stay(name: str) -> None:
+    """One after the other, nobody waiting: new conversations with one beginning are spread, and each stays (Q81)."""
+    policy, rng = POLICIES[name](), random.Random(3)
+    loads = Loads()
+    pods = [endpoint(f"p{number}", Role.PREFILL) for number in range(4)]
+    loads.keep([*pods, endpoint("d0", Role.DECODE)])
+    known = Known(1200, {})
+    snapshot = msgspec.structs.replace(view(loads.loads), knowledge=known)
+    homes: list[str] = []
+    for number in range(200):
+        for turn in range(2):
+            # 1,000 of the system prompt, 200 of the first question, then 400 of answer and second question.
+            tokens, own = 1200 + 400 * turn, {homes[number]: 1200} if turn else {}
+            known.found = Match(tokens, dict.fromkeys(homes, 1000) | own)
+            prompt = Prompt(
+                keys=[1, 2], whole=3, text_bytes=4 * tokens, conversation=100 + number, opening_bytes=4 * 1200
+            )
+            made = policy.plan(Request("m", 10, prompt=prompt), snapshot, 0.0, rng)
+            assert isinstance(made, Decision)
+            uid = made.endpoint.uid
+            work = loads.begin(made.endpoint, tokens - known.found.cached.get(uid, 0))
+            work.end()
+            if turn:
+                assert uid == homes[number]
+            else:
+                homes.append(uid)
+    assert max(Counter(homes).values()) <= 0.4 * len(homes), Counter(homes)

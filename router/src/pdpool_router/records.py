@@ -70,8 +70,8 @@ class Prompt(msgspec.Struct, frozen=True):
     text_bytes: int
     conversation: int = 0
     """The same for all turns of a conversation and seldom for two conversations; 0: not known."""
-    later_bytes: int = 0
-    """Text after the conversation's first message, which nobody else has; 0: there is none, or it cannot be told."""
+    opening_bytes: int = 0
+    """Text up to the end of the conversation's first message, which others may share; 0: it cannot be told."""
     adapter: str = ""
     salt: str = ""
     ids: Any = None
@@ -138,6 +138,8 @@ class Load(msgspec.Struct):
     """One token for each running request."""
     running_ms: float = 0.0
     """What running requests cost one request more: their number times the step."""
+    recent_ms: float = 0.0
+    """What it was given to compute lately, forgotten by half in every minute."""
 
 
 class LocalPrefill(msgspec.Struct, frozen=True):

@@ -155,7 +155,8 @@ class Routed:
         assert found is not None, "every engine of a simulated pool serves"
         endpoint = found.endpoint
         tokens = call.prompt_tokens - self._held(endpoint.uid, found)
-        self._legs[call.number] = _Leg(self._inflight.reserve(endpoint), self._loads.begin(endpoint, tokens), tokens)
+        # As the forwarder does: what is pulled is not computed.
+        self._legs[call.number] = _Leg(self._inflight.reserve(endpoint), self._loads.begin(endpoint, 0), tokens)
         self._prefixes.begin(prompt, endpoint.uid)
         return endpoint.uid
 
@@ -221,14 +222,13 @@ def by_policy(name: str, setting: Setting, local_prefill: LocalPrefill | None = 
 def _prompt(call: Call, block_tokens: int) -> Prompt:
     """A prompt whose text has one chunk for each block."""
     blocks = list(call.blocks)
-    later = max(0, call.prompt_tokens - call.opening_tokens) if call.opening_tokens else 0
     text_bytes = max(1, call.prompt_tokens * CHUNK_BYTES // block_tokens)
     opening = f"session {call.session}" if call.session else f"call {call.number}"
     return Prompt(
         keys=blocks,
         whole=-1 - call.number,
         text_bytes=text_bytes,
-        later_bytes=text_bytes * later // call.prompt_tokens,
+        opening_bytes=text_bytes * min(call.opening_tokens, call.prompt_tokens) // call.prompt_tokens,
         conversation=text_root(opening.encode()),
         ids=BlockIds(call),
     )

@@ -6,7 +6,8 @@ Boundary: pure; sockets call in, and what is to be done goes out through four ca
   so that nothing else tells an old life from a new one.
 - A number that was skipped is asked for again; meanwhile live batches wait. A replay that begins later than asked has
   lost something, perhaps removals: the index is emptied and grows again from there.
-- A live number that is smaller than the live one before is a new life.
+- A live number that is smaller than the live one before is a new life; so is one that a replay told already, unless it
+  is the very same batch, late.
 - Without a replay, or when it does not end, the index is emptied and grows from what comes.
 """
 
@@ -49,6 +50,8 @@ class Follower:
         self._replays = replays
         self._next: int | None = None
         self._last_live = -1
+        self._replayed: dict[int, float] = {}
+        """When batches were made that a replay told and that have not come live: they still may."""
         self._waiting: list[tuple[int, Batch]] | None = None
         """Live batches behind a replay; None: none is under way."""
 
@@ -64,10 +67,14 @@ class Follower:
 
     def live(self, number: int, batch: Batch) -> None:
         """A batch as it is published."""
-        restarted = number <= self._last_live
+        made_s = self._replayed.pop(number, None)
+        late = made_s == batch.at_s and number > self._last_live
+        restarted = number <= self._last_live or (made_s is not None and not late)
         self._last_live = number
         if restarted:
             self._begin(at=number)
+        elif late and self._waiting is None:
+            return
         if self._waiting is not None:
             self._waiting.append((number, batch))
             if len(self._waiting) > MOST_WAITING:
@@ -92,6 +99,8 @@ class Follower:
             self._target.forget()
         self._target.apply(batch)
         self._next = number + 1
+        if number > self._last_live:
+            self._replayed[number] = batch.at_s
 
     def replay_ended(self, *, whole: bool) -> None:
         """The replay is over; `whole`: it came to its end."""
@@ -104,6 +113,7 @@ class Follower:
         for number, batch in waiting:
             if self._next is not None:
                 if number < self._next:
+                    self._replayed.pop(number, None)
                     continue
                 if number > self._next:
                     self._target.gap()
@@ -113,6 +123,7 @@ class Follower:
 
     def _begin(self, at: int = 0) -> None:
         self._target.forget()
+        self._replayed.clear()
         self._waiting = None
         self._next = None
         if self._replays:

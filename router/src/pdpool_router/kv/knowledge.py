@@ -45,7 +45,7 @@ def prompt_of(text: PromptText, adapter: str) -> Prompt:
         whole=whole,
         text_bytes=len(text.text),
         conversation=conversation,
-        later_bytes=len(text.text) - text.opening_bytes if text.opening_bytes else 0,
+        opening_bytes=text.opening_bytes,
         adapter=adapter,
         salt=text.salt,
         ids=TokenChain(ids, adapter=adapter, salt=text.salt) if ids is not None else None,

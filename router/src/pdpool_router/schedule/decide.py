@@ -185,8 +185,10 @@ def _asked(request: Request, snapshot: Snapshot, match: Match | None) -> Asked:
     conversation = request.session or (prompt.conversation if prompt is not None else 0)
     if match is None:
         return Asked(request.prompt_tokens, _NOTHING, snapshot.inflight, conversation)
-    later = match.tokens * prompt.later_bytes // prompt.text_bytes if prompt is not None and prompt.later_bytes else 0
-    return Asked(match.tokens, match.cached, snapshot.inflight, conversation, later)
+    opening = 0
+    if prompt is not None and prompt.opening_bytes:
+        opening = -(-match.tokens * prompt.opening_bytes // prompt.text_bytes)
+    return Asked(match.tokens, match.cached, snapshot.inflight, conversation, opening)
 
 
 def _loads(endpoints: tuple[Endpoint, ...], snapshot: Snapshot) -> list[Load]:

@@ -27,8 +27,11 @@ class Asked(msgspec.Struct, frozen=True):
     """uid → requests of ours in flight there."""
     conversation: int = 0
     """What stays the same over the turns of a conversation; 0: not known."""
-    later: int = 0
-    """Tokens after the conversation's first message, which no other conversation has; 0: none, or not known."""
+    opening: int = 0
+    """Tokens up to the end of the conversation's first message, which others may share; 0: not known.
+
+    What comes after them no other conversation has.
+    """
 
 
 class Chance(Protocol):

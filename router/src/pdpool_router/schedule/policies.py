@@ -13,6 +13,7 @@ from pdpool_router.schedule.decide import SumPolicy
 from pdpool_router.schedule.least_loaded import LeastLoaded
 from pdpool_router.schedule.pickers.in_turn import InTurn
 from pdpool_router.schedule.pickers.together import Together
+from pdpool_router.schedule.scorers.balance import Balance
 from pdpool_router.schedule.scorers.burden import Burden
 from pdpool_router.schedule.scorers.compute import Compute
 from pdpool_router.schedule.scorers.disturb import Disturb
@@ -33,7 +34,7 @@ _TIE_MS: Final = 0.001
 
 def kv_aware() -> Policy:
     """Least predicted time for all; conversations stay together while that costs nothing; short ways are taken."""
-    prompt = (Wait(), Compute(), Burden(), Lateness())
+    prompt = (Wait(), Compute(), Burden(), Lateness(), Balance())
     return SumPolicy(
         prefill=prompt,
         decode=(Pull(), Running()),
@@ -45,11 +46,12 @@ def kv_aware() -> Policy:
 
 
 def prefix() -> Policy:
-    """Longest cached prefix, whatever the load; load decides between equals."""
+    """Longest cached prefix, unless that takes longer than to compute it elsewhere; load decides between equals."""
+    prompt = (Wait(), Compute(), Balance(later_turns=False), Inflight(_TIE_MS))
     return SumPolicy(
-        prefill=(Compute(), Inflight(_TIE_MS)),
+        prefill=prompt,
         decode=(Pull(), Inflight(_TIE_MS)),
-        whole=(Compute(), Inflight(_TIE_MS)),
+        whole=prompt,
         picker=partial(Together, slack=0.0),
         reads_prefixes=True,
         skips_hops=True,

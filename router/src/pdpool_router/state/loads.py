@@ -37,6 +37,7 @@ _ENOUGH: Final = 16
 _UNSURE: Final = 0.2
 """So that it takes some answers, and not one odd one, until an endpoint is told apart from its role."""
 _DUE_AFTER_S: Final = 1.0
+_RECENT_HALF_S: Final = 60.0
 _MOST_NOTES: Final = 256
 """Observations that one call of `settle` learns from, the newest: a speed remembers about fifty."""
 
@@ -114,6 +115,8 @@ class Work:
         load.requests += 1
         load.unstarted += 1
         load.unstarted_tokens += tokens
+        if tokens:
+            load.recent_ms += load.fixed_ms + tokens * load.token_ms
         self._kept = kept
         self._state = 2
         self.tokens: Final = tokens
@@ -161,6 +164,7 @@ class Loads:
         self._guesses: Mapping[Role, Guess] = {}
         self._slower: Mapping[str, float] = {}
         self._overdue: dict[Work, float] = {}
+        self._settled_s = 0.0
         self._notes: deque[_Note] = deque(maxlen=_MOST_NOTES)
         self.loads: dict[str, Load] = {}
         """What a snapshot shows; read only."""
@@ -281,10 +285,13 @@ class Loads:
             del self._overdue[work]
             work.started()
         oldest_s = now_s - max(REPORT_KEPT_S, 3 * interval_s)
+        kept_share = 0.5 ** (max(0.0, now_s - self._settled_s) / _RECENT_HALF_S)
+        self._settled_s = now_s
         for kept in self._kept.values():
             if kept.reported_s < oldest_s:
                 kept.load.reported = False
             _publish(kept)
+            kept.load.recent_ms *= kept_share
         self._assume()
 
     def kv_usage(self, uid: str) -> float | None:

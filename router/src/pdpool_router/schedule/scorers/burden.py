@@ -1,7 +1,7 @@
 """Burden: what is computed again somewhere is paid by everybody who comes after, and pushes out what others use.
 
 Where a server is busy for a share u of its time, a second of work delays those behind it by u / (1 - u) seconds in all
-(the busy period of M/G/1): about 16 at 94 %. Its own request does not feel that, so greedy time throws prefixes away.
+(the busy period of M/G/1): 24 at 96 %. Its own request does not feel that, so greedy time throws prefixes away.
 Only what no other conversation has is a burden: a prefix that many share pays for itself wherever it is computed, and
 must not pile up where it was first.
 """
@@ -23,12 +23,12 @@ class Burden(msgspec.Struct, frozen=True):
     """The compute term once more for those who come after, as far as it is the conversation's own."""
 
     name: ClassVar[str] = "burden"
-    weight: float = 16.0
+    weight: float = 24.0
 
     def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
         """Milliseconds per candidate."""
-        later = asked.later
+        tokens, get, weight = asked.tokens, asked.cached.get, self.weight
+        later = tokens - asked.opening if asked.opening else 0
         if not later:
             return [0.0] * len(loads)
-        tokens, get, weight = asked.tokens, asked.cached.get, self.weight
         return [min(later, tokens - get(load.uid, 0)) * load.token_ms * weight for load in loads]
