@@ -46,6 +46,8 @@ class FaultProxy:
     """Answers instead of the API server, unless it returns None."""
     silent: bool = False
     """Nothing is answered and nothing passed on, as when packets are lost; what waits goes on once it is over."""
+    deaf: bool = False
+    """Nothing of a watch is passed on, open ones included; everything else is."""
     seen: list[Seen] = field(default_factory=list)
     most_at_once: int = 0
 
@@ -77,6 +79,10 @@ class FaultProxy:
             return len(found)
 
         return asyncio.run_coroutine_threadsafe(write(), self._loop).result(10)
+
+    def watched(self, path: str) -> bool:
+        """Whether a watch whose path holds `path` is open."""
+        return any(path in of for of in list(self._streams.values()))
 
     def kubeconfig(self, original: Path, target: Path) -> Path:
         """The same credentials, sent through this proxy."""
@@ -123,8 +129,8 @@ class FaultProxy:
         finally:
             self._at_once -= 1
 
-    async def _heard(self) -> None:
-        while self.silent:  # noqa: ASYNC110 - set from another thread
+    async def _heard(self, *, is_watch: bool = False) -> None:
+        while self.silent or (is_watch and self.deaf):  # noqa: ASYNC110 - set from another thread
             await asyncio.sleep(0.05)
 
     async def _forward(self, request: web.Request, note: Seen, *, is_watch: bool) -> web.StreamResponse:
@@ -142,7 +148,7 @@ class FaultProxy:
             try:
                 await stream.prepare(request)
                 async for chunk in answer.content.iter_any():
-                    await self._heard()
+                    await self._heard(is_watch=is_watch)
                     await stream.write(chunk)
             except (ConnectionError, aiohttp.ClientError):
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -12,6 +13,7 @@ from kubernetes.aio import client
 
 from pdpool_operator import kube
 from pdpool_operator.kube import Kube
+from pdpool_operator.lease import Election, Timing
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.relist import Relist
 from pdpool_operator.probes import STALE_S, Probes, serving
@@ -172,6 +174,79 @@ async def test_lists_follow_their_pages(server: Server) -> None:
     assert server.requests[0].startswith(
         "GET /apis/pdpool.io/v1alpha1/namespaces/ns/inferencepools?labelSelector=a%3Db"
     )
+
+
+async def test_a_list_is_taken_apart_only_where_it_is_asked(server: Server) -> None:
+    """Of each object which it is and its version are known at once; the whole of it is what the server sent."""
+    item = {"metadata": {"name": "x", "namespace": "ns", "resourceVersion": "5", "labels": {"a": "b"}}, "spec": [1.5]}
+
+    async def page(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"items": [item, {"metadata": []}], "metadata": {"resourceVersion": "7"}})
+
+    async def whole(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"items": [item], "metadata": {"resourceVersion": "7"}})
+
+    async with connected(server) as api:
+        server.handler = page
+        with pytest.raises(kube.UnreachableError, match="no JSON"):
+            await api.list_heads(SERVICES, None)
+        server.handler = whole
+        heads = await api.list_heads(SERVICES, None)
+    (only,) = heads.items
+    assert (only.namespace, only.name, only.version, heads.version) == ("ns", "x", 5, 7)
+    assert only.read() == item
+
+
+async def test_who_may_not_write_sends_nothing(server: Server) -> None:
+    """Asked before each write, not only before work begins: a replica that was stopped wakes in the middle of it."""
+    allowed = True
+
+    async def taken(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"metadata": {"name": "x"}})
+
+    server.handler = taken
+    async with connected(server, may_write=lambda: allowed) as api:
+        await api.merge(SERVICES, "ns", "x", {})
+        allowed = False
+        writes = (
+            api.merge(SERVICES, "ns", "x", {}),
+            api.apply(SERVICES, "ns", {"metadata": {"name": "x"}}, force=True),
+            api.create(SERVICES, "ns", {}),
+            api.replace(SERVICES, "ns", {"metadata": {"name": "x"}}),
+            api.delete(SERVICES, "ns", "x", uid="u"),
+        )
+        for each in writes:
+            with pytest.raises(kube.UnreachableError, match="acts no more"):
+                await each
+        assert await api.get(SERVICES, "ns", "x")
+    assert len(server.requests) == 2
+
+
+def test_the_clock_alone_ends_the_right_to_write() -> None:
+    """A leader may write until its last good renewal is too old, whether or not anything has run since (Q03)."""
+    now = 100.0
+    unused: Any = None
+    election = Election(unused, "ns", "lease", "me", timing=Timing(), clock=lambda: now)
+    assert not election.may_write()
+    election._good_at = now
+    assert election.may_write()
+    now += Timing().step_down_s
+    assert not election.may_write()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's")
+async def test_nothing_is_delivered_after_it_was_given_up(server: Server) -> None:
+    """The kernel drops what nobody acknowledges before another replica may act: no write arrives later (Q03)."""
+    address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))
+    with kube._socket(address) as made:
+        limit_ms = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    timing = Timing()
+    # The last write is sent when the leader steps down at the latest.
+    assert timing.step_down_s + limit_ms / 1000 < timing.expire_s
+    async with connected(server) as api:
+        assert await api.answers()
+        connector = api._api.rest_client.pool_manager.connector
+        assert connector._socket_factory is kube._socket
 
 
 async def test_deleting_what_is_gone_is_done(server: Server) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pdpool_api import names
 from pdpool_operator.observe.cluster import Cluster, pool_owner
-from pdpool_operator.records import PODS, POOLS, SERVICES, WATCHED, ChildKey, PoolRef
+from pdpool_operator.records import PODS, POOLS, SERVICES, WATCHED, ChildKey, Listed, PoolRef
 
 REF = PoolRef("ns", "tiny")
 
@@ -17,6 +17,14 @@ REF = PoolRef("ns", "tiny")
 def pool(version: int, uid: str = "u1", name: str = "tiny") -> dict[str, Any]:
     metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": {"at": version}}
+
+
+def listed(*objects: dict[str, Any]) -> list[Listed]:
+    metadata = [each["metadata"] for each in objects]
+    return [
+        Listed(of["namespace"], of["name"], int(of["resourceVersion"]), lambda each=each: each)  # type: ignore[misc]
+        for each, of in zip(objects, metadata, strict=True)
+    ]
 
 
 def service(version: int, name: str = "s", owner: str = "u1", *, group: str = names.GROUP) -> dict[str, Any]:
@@ -77,7 +85,7 @@ def test_late_events_change_nothing() -> None:
     assert cluster.remove(SERVICES, service(4)) is None
     assert versions(cluster) == {"s": 5}
     assert cluster.remove(SERVICES, service(6)) == REF
-    assert cluster.replace(SERVICES, [service(5)], 5) == set()
+    assert cluster.replace(SERVICES, listed(service(5)), 5) == set()
     assert versions(cluster) == {}
 
 
@@ -113,17 +121,33 @@ def test_of_managed_fields_only_ours_are_kept() -> None:
     observed = cluster.observed(REF)
     assert observed is not None
     assert observed.children[ChildKey("Service", "s")]["metadata"]["managedFields"] == [
-        {"manager": "pdpool", "operation": "Apply"}
+        {"manager": "pdpool", "operation": "Apply", "fieldsV1": {}}
     ]
+
+
+def test_objects_that_are_owned_alike_share_what_says_so() -> None:
+    """Hundreds of pools own the same fields of their children: each set of fields is in memory once."""
+    cluster = Cluster()
+    cluster.put(POOLS, pool(1))
+    for name, fields in (("a", {"f:spec": {}}), ("b", {"f:spec": {}}), ("c", {"f:data": {}})):
+        child = service(2, name)
+        child["metadata"]["managedFields"] = [{"manager": "pdpool", "operation": "Apply", "fieldsV1": fields}]
+        cluster.put(SERVICES, child)
+        assert child["metadata"]["managedFields"][0]["fieldsV1"] is fields, "what was handed in stays as it was"
+    observed = cluster.observed(REF)
+    assert observed is not None
+    owned = [observed.children[ChildKey("Service", name)]["metadata"]["managedFields"][0]["fieldsV1"] for name in "abc"]
+    assert owned[0] is owned[1]
+    assert owned == [{"f:spec": {}}, {"f:spec": {}}, {"f:data": {}}]
 
 
 def test_storage_that_was_put_back_is_believed() -> None:
     """A consistent list that is older than what is known means a restored backup: only the list counts then."""
     cluster = Cluster()
     cluster.put(POOLS, pool(1))
-    cluster.replace(SERVICES, [service(50, "a"), service(51, "b")], 60)
-    assert cluster.replace(SERVICES, [service(20, "a")], 30) == set()
-    assert cluster.replace(SERVICES, [service(20, "a")], 30, consistent=True) == {REF}
+    cluster.replace(SERVICES, listed(service(50, "a"), service(51, "b")), 60)
+    assert cluster.replace(SERVICES, listed(service(20, "a")), 30) == set()
+    assert cluster.replace(SERVICES, listed(service(20, "a")), 30, consistent=True) == {REF}
     assert versions(cluster) == {"a": 20}
     assert cluster.put(SERVICES, service(31, "a")) == REF
 
@@ -146,11 +170,11 @@ def test_any_order_of_watch_and_lists_ends_in_the_truth(data: st.DataObject) -> 
             # A list may be older than what the watch has shown, or newer.
             upto = data.draw(st.integers(0, len(history)), label="list as of")
             items, as_of = _state(history[:upto])
-            cluster.replace(SERVICES, items, as_of)
+            cluster.replace(SERVICES, listed(*items), as_of)
     items, as_of = _state(history)
     expected = {each["metadata"]["name"]: int(each["metadata"]["resourceVersion"]) for each in items}
     assert versions(cluster) == expected
-    cluster.replace(SERVICES, items, as_of)
+    cluster.replace(SERVICES, listed(*items), as_of)
     assert versions(cluster) == expected
 
 

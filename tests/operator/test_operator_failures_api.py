@@ -56,12 +56,12 @@ def proxy(site: Site) -> Iterator[FaultProxy]:
 def test_too_many_requests_at_the_start_delay_and_end_nothing(
     site: Site, api: Api, namespace: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """The first 40 requests are answered 429 with Retry-After 2: every pool comes through (Q05; 12 pools for 200).
+    """The first 40 requests are answered 429 with Retry-After 2: every pool comes through (Q05; 50 pools for 200).
 
     No call that got one is repeated earlier, and fewer than 50 requests are in flight at any time.
     """
     site.stop_shared()
-    pools = [f"p{number}" for number in range(12)]
+    pools = [f"p{number}" for number in range(50)]
     for name in pools:
         api.apply("inferencepools", namespace, small(name, namespace))
 
@@ -73,7 +73,7 @@ def test_too_many_requests_at_the_start_delay_and_end_nothing(
     proxy.spoil = busy
     operator = _behind(proxy, site, tmp_path)
     try:
-        seen(api, namespace, *pools, timeout_s=90)
+        seen(api, namespace, *pools, timeout_s=180)
         assert operator.running
     finally:
         assert operator.stop() == 0
@@ -123,6 +123,58 @@ def test_faults_of_the_api_server_are_outlived(
         eventually(lambda: holds(api.get("services", namespace, "p1-router")), timeout_s=30)
     finally:
         assert operator.stop() == 0
+
+
+def test_watches_that_are_too_old_or_fall_silent_are_made_up_for(
+    site: Site, api: Api, namespace: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """A watch that is answered 410, or told so in its stream, is begun anew; what a silent one hides, lists tell."""
+    site.stop_shared()
+    api.apply("inferencepools", namespace, small("p1", namespace))
+    operator = _behind(proxy, site, tmp_path)
+    try:
+        operator.wait_ready()
+        seen(api, namespace, "p1")
+        gone = {"kind": "Status", "apiVersion": "v1", "code": 410, "message": "too old", "reason": "Expired"}
+        refused = []
+
+        def too_old(request: web.Request) -> web.Response | None:
+            if "watch" not in request.query or "/deployments" not in request.path or len(refused) == 3:
+                return None
+            refused.append(request.path_qs)
+            return web.json_response(gone, status=410)
+
+        proxy.spoil = too_old
+        eventually(lambda: holds(proxy.inject("deployments", {"type": "ERROR", "object": gone})))
+        eventually(lambda: holds(len(refused) == 3))
+        eventually(lambda: holds(proxy.watched("deployments")))
+        _drift(api, namespace)
+        eventually(lambda: holds(_decode_size(api, namespace) == 0))
+
+        proxy.deaf = True
+        api.apply("inferencepools", namespace, small("p1", namespace, 5))
+        _drift(api, namespace)
+        # The lists come every minute, and are the only ones that tell now.
+        eventually(lambda: holds(decode_number(api, namespace, "p1") == "5"), timeout_s=120)
+        eventually(lambda: holds(_decode_size(api, namespace) == 0), timeout_s=120)
+        assert operator.answer("/readyz").status_code == httpx.codes.OK
+        proxy.deaf = False
+        api.apply("inferencepools", namespace, small("p1", namespace, 6))
+        eventually(lambda: holds(decode_number(api, namespace, "p1") == "6"), timeout_s=120)
+    finally:
+        proxy.deaf = False
+        assert operator.stop() == 0
+
+
+def _drift(api: Api, namespace: str) -> None:
+    """Somebody else sizes the decode role."""
+    (found,) = api.items("deployments", namespace, f"{names.LABEL_ROLE}=decode")
+    api.merge("deployments", namespace, found["metadata"]["name"], {"spec": {"replicas": 2}})
+
+
+def _decode_size(api: Api, namespace: str) -> int:
+    (found,) = api.items("deployments", namespace, f"{names.LABEL_ROLE}=decode")
+    return int(found["spec"]["replicas"])
 
 
 def _behind(proxy: FaultProxy, site: Site, folder: Path) -> Operator:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -65,7 +66,9 @@ async def _run(settings: Settings) -> None:
     configuration = await kube.connection()
     cluster = Cluster()
     # The Lease has connections of its own: it must not wait behind the writes that it permits.
-    async with Kube(configuration) as api, Kube(configuration, in_flight=2, timeout_s=4, patience_s=4) as lease_api:
+    lease_api = Kube(configuration, in_flight=2, timeout_s=4, patience_s=4)
+    election = Election(lease_api, _home(settings), LEASE_NAME, _identity())
+    async with lease_api, Kube(configuration, may_write=election.may_write) as api:
         workers = Workers(
             api,
             cluster,
@@ -76,7 +79,6 @@ async def _run(settings: Settings) -> None:
         )
         relist = Relist(api, cluster, settings.namespace, workers.wake)
         watches = Watches(api, cluster, relist, settings.namespace, workers.wake)
-        election = Election(lease_api, _home(settings), LEASE_NAME, _identity())
         async with (
             serving(Probes(api, cluster, relist), settings.port, settings.host) as port,
             asyncio.TaskGroup() as tasks,
@@ -85,6 +87,10 @@ async def _run(settings: Settings) -> None:
             tasks.create_task(relist.run(), name="re-list")
             tasks.create_task(watches.run(), name="watches")
             tasks.create_task(election.run(workers.act), name="election")
+            await cluster.completed.wait()
+            # What is known now mostly stays: a collector that walks through all of it holds up everything meanwhile.
+            gc.collect()
+            gc.freeze()
 
 
 def _home(settings: Settings) -> str:

@@ -68,6 +68,8 @@ class Writer:
         self._kube = kube
         self._cluster = cluster
         self._announcer = Announcer(kube)
+        self._same: dict[ChildKey, tuple[Child, Json]] = {}
+        """Child and live object between which no difference was found: most looks find the same two again."""
         self._pointless: dict[str, tuple[str, str]] = {}
         """By uid: hash and entry of an apply that changed nothing; it waits until one of them changes."""
 
@@ -95,7 +97,10 @@ class Writer:
         return build.spec_of(record) if record is not None else {}
 
     async def _refusal(self, observed: Observed, child: Child) -> str:
-        body, live = _body(child), observed.children.get(child.key)
+        live = observed.children.get(child.key)
+        if self._is_same(child, live):
+            return ""
+        body = _body(child)
         if live is not None and ownership.was_applied(body, live):
             return ""  # taken once already
         try:
@@ -111,6 +116,9 @@ class Writer:
     async def carry_out(self, observed: Observed, plan: Plan) -> Outcome:
         """Applies and deletes what the plan says; faults are in the outcome, none is raised."""
         results = _Results(live=dict(observed.children))
+        keys = {child.key for child in plan.apply}
+        for key in self._same.keys() - keys:
+            del self._same[key]
         ordered = sorted(plan.apply, key=lambda child: (_ORDER[child.resource], child.name))
         for _, stage in groupby(ordered, key=lambda child: child.resource):
             await asyncio.gather(*(self._child(observed, child, results) for child in stage))
@@ -166,8 +174,10 @@ class Writer:
 
     async def _apply(self, observed: Observed, child: Child, results: _Results) -> Json | None:
         namespace = observed.ref.namespace
-        body = _body(child)
         live = observed.children.get(child.key)
+        if self._is_same(child, live):
+            return live
+        body = _body(child)
         if live is None:
             # Watches see only objects with our labels: another's object of this name shows itself only here.
             live = await self._kube.get(child.resource, namespace, child.name)
@@ -181,12 +191,18 @@ class Writer:
             results.failed[child.key] = "is being deleted"
             return live
         why = ownership.difference(body, live)
+        if live is not None and not why:
+            self._same[child.key] = child, live
         if not why or (live is not None and self._pointless.get(live["metadata"]["uid"]) == _mark(body, live)):
             return live
         stored = await self._write(child, namespace, body, live)
         _log.info("applied", pool=str(observed.ref), child=str(child.key), why=why)
         results.written.append(child.key)
         return stored
+
+    def _is_same(self, child: Child, live: Json | None) -> bool:
+        known = self._same.get(child.key)
+        return known is not None and known[1] is live and known[0] == child
 
     async def _write(self, child: Child, namespace: str, body: Json, live: Json | None) -> Json:
         meant = _meant(body, live)

@@ -142,6 +142,19 @@ class _Thread:
         )
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps nothing: raw handlers ask for no differences, and kopf would copy every object of every event for them."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise NotImplementedError("no handler of this operator has a state to store")
+
+
 def _registry(deliver: Deliver, login: Callable[[], Login], kinds: frozenset[Resource]) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
@@ -173,6 +186,7 @@ def _register(registry: kopf.OperatorRegistry, resource: Resource, deliver: Deli
 def _settings(kinds: frozenset[Resource]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiffs()
     # Scanning asks for namespaces and CRDs cluster-wide, which a namespaced operator may not.
     settings.scanning.disabled = True
     for resource in kinds:

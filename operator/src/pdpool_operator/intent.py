@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
+from pdpool_api.pool import InferencePool
 from pdpool_operator import build, plan
-from pdpool_operator.records import Desired, Images, Refusal, Surroundings
+from pdpool_operator.records import Desired, Images, Json, Refusal, Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from pdpool_api.pool import InferencePool, InferencePoolSpec
+    from pdpool_api.names import Role
+    from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.plan import Decision
     from pdpool_operator.sizes import Sizes
 
@@ -43,18 +45,70 @@ def wanted(
     Raises:
         vllm.ArgumentError: an argument cannot be read.
     """
-    chosen, decision = _decided(pool, images)
-    if found := plan.refusals(chosen.spec) or build.refusals(chosen):
-        return found[0]
-    told = sizes(chosen.spec)
-    sized = chosen.spec.with_sizes({role: each.size for role, each in told.items()})
-    desired = build.desired(chosen.model_copy(update={"spec": sized}), images, around)
-    if isinstance(desired, Refusal):
-        return desired
-    remarks = (*([decision.remark] if decision.remark else []), *desired.remarks)
-    unchecked = plan.unchecked(chosen.spec)
-    built = replace(desired, spec=chosen.spec, sizes=told, mode_inputs=decision.inputs)
-    return replace(built, remarks=remarks, unchecked=unchecked)
+    return Recalled(pool, images).wanted(around, sizes)
+
+
+class Recall:
+    """What a pool asked for last: building is most of a look's work, and most looks are for another reason than a spec.
+
+    Two specs are kept, as under a refused edit the one that was accepted before goes on.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Json, Recalled]] = []
+
+    def of(self, raw: Json, images: Images) -> Recalled:
+        """What can be said of a pool as it is stored; the same as long as it is built from the same.
+
+        Raises:
+            PoolError: it was stored by another schema.
+            vllm.ArgumentError: an argument cannot be read.
+        """
+        status = raw.get("status") or {}
+        metadata = raw["metadata"]
+        basis = {
+            "spec": raw["spec"],
+            "of": (metadata.get("name"), metadata.get("namespace"), metadata.get("uid"), images),
+            "mode": (status.get("mode"), status.get("modeInputs")),
+        }
+        found = next((each for each in self._kept if each[0] == basis), None)
+        found = found or (basis, Recalled(InferencePool.parse(raw), images))
+        self._kept = [found, *(each for each in self._kept if each is not found)][:2]
+        return found[1]
+
+
+class Recalled:
+    """One spec, and what was built from it last."""
+
+    def __init__(self, pool: InferencePool, images: Images) -> None:
+        self.pool = pool
+        self._images = images
+        self._chosen, self._decision = _decided(pool, images)
+        found = plan.refusals(self._chosen.spec) or build.refusals(self._chosen)
+        self._refusal = found[0] if found else None
+        self._built: tuple[tuple[Surroundings, dict[Role, int]], Desired | Refusal] | None = None
+
+    def wanted(self, around: Surroundings, sizes: Callable[[InferencePoolSpec], Sizes]) -> Desired | Refusal:
+        """See `wanted`."""
+        if self._refusal is not None:
+            return self._refusal
+        told = sizes(self._chosen.spec)
+        basis = around, {role: each.size for role, each in told.items()}
+        if self._built is None or self._built[0] != basis:
+            self._built = basis, self._build(*basis)
+        built = self._built[1]
+        return built if isinstance(built, Refusal) else replace(built, sizes=told)
+
+    def _build(self, around: Surroundings, sizes: Mapping[Role, int]) -> Desired | Refusal:
+        spec = self._chosen.spec
+        sized = self._chosen.model_copy(update={"spec": spec.with_sizes(sizes)})
+        desired = build.desired(sized, self._images, around)
+        if isinstance(desired, Refusal):
+            return desired
+        remark = self._decision.remark
+        remarks = (*([remark] if remark else []), *desired.remarks)
+        built = replace(desired, spec=spec, mode_inputs=self._decision.inputs)
+        return replace(built, remarks=remarks, unchecked=plan.unchecked(spec))
 
 
 def refusals(pool: InferencePool, images: Images) -> tuple[Refusal, ...]:

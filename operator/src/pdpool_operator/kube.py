@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -27,12 +28,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import msgspec
 from kubernetes.aio import client, config
+from kubernetes.aio.client import rest
 
 from pdpool_api import names
+from pdpool_operator.records import Listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pdpool_operator.records import Json, Resource
 
@@ -40,6 +44,11 @@ IN_FLIGHT: Final = 32
 """Requests at once; with the watches this stays below 50."""
 REQUEST_TIMEOUT_S: Final = 8.0
 LIST_TIMEOUT_S: Final = 30.0
+READ_TIMEOUT_S: Final = 15.0
+"""Of what is read from a node or a pod through the API server: it waits long for one that is gone."""
+UNACKNOWLEDGED_S: Final = 8.0
+"""How long the kernel may go on sending what nobody acknowledges: what a silent network holds back must not arrive once
+somebody else acts."""
 PATIENCE_S: Final = 60.0
 """How long one call may go on waiting out 429 answers."""
 _DEFAULT_RETRY_AFTER_S: Final = 1.0
@@ -85,6 +94,15 @@ class Listing:
     """One complete list of a kind."""
 
     items: tuple[Json, ...]
+    version: int
+    """The list's resourceVersion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One complete list of a kind, its objects not taken apart."""
+
+    items: tuple[Listed, ...]
     version: int
     """The list's resourceVersion."""
 
@@ -151,6 +169,25 @@ def own_namespace() -> str | None:
         return None
 
 
+class _Rest(rest.RESTClientObject):
+    """The client library's, on sockets that give up by themselves."""
+
+    def _create_connector(self) -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(limit=self.maxsize, ssl=self.ssl_context, socket_factory=_socket)
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket whose unacknowledged bytes are dropped after a while, also once the request was given up.
+
+    Without it the kernel delivers the last writes of a replica that was cut off when the network is back, much later.
+    """
+    family, kind, protocol, _, _ = address
+    found = socket.socket(family, kind, protocol)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux's
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_S * 1000))
+    return found
+
+
 class Kube:
     """Calls to one API server; use as an async context manager."""
 
@@ -162,8 +199,11 @@ class Kube:
         timeout_s: float = REQUEST_TIMEOUT_S,
         patience_s: float = PATIENCE_S,
         agent: str = "pdpool-operator",
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._api = client.ApiClient(configuration)
+        self._api.rest_client = _Rest(configuration)
+        self._may_write = may_write
         self._api.user_agent = agent
         self._slots = asyncio.Semaphore(in_flight)
         self._timeout_s = timeout_s
@@ -206,9 +246,16 @@ class Kube:
 
         With `consistent=False` the server may answer from its cache: cheaper, and possibly a little old.
         """
+        heads = await self.list_heads(resource, namespace, selector, consistent=consistent)
+        return Listing(tuple(each.read() for each in heads.items), heads.version)
+
+    async def list_heads(
+        self, resource: Resource, namespace: str | None, selector: str | None = None, *, consistent: bool = True
+    ) -> Heads:
+        """The same without taking the objects apart: most of what is listed again and again is known already."""
         query = [("labelSelector", selector)] if selector else []
         query += [("limit", str(_PAGE))] if consistent else [("resourceVersion", "0")]
-        items: list[Json] = []
+        items: list[Listed] = []
         token = ""
         while True:
             page = await self._send(
@@ -216,17 +263,18 @@ class Kube:
                 _path(resource, namespace),
                 query=[*query, ("continue", token)] if token else query,
                 timeout_s=LIST_TIMEOUT_S,
+                decode=_page,
             )
-            items += page["items"] or []
-            token = page["metadata"].get("continue", "")
+            items += page.items
+            token = page.token
             if not token:
-                return Listing(tuple(items), int(page["metadata"]["resourceVersion"]))
+                return Heads(tuple(items), page.version)
 
     async def read(self, path: str, query: Sequence[tuple[str, str]] = ()) -> bytes:
         """What a path answers, as it is: logs of a pod, or what a pod serves through the API server's proxy."""
-        status, _, answer = await self._once(
-            "GET", f"{path}?{urlencode(query)}" if query else path, None, "application/json", LIST_TIMEOUT_S
-        )
+        url = f"{path}?{urlencode(query)}" if query else path
+        async with self._slots:
+            status, _, answer = await self._once("GET", url, None, "application/json", READ_TIMEOUT_S)
         if status >= HTTPStatus.BAD_REQUEST:
             raise error_of(f"GET {path}", status, answer)
         return answer
@@ -335,6 +383,7 @@ class Kube:
         body: Json | None = None,
         content_type: str = "application/json",
         timeout_s: float | None = None,
+        decode: Callable[[bytes], Any] = json.loads,
     ) -> Any:
         url = f"{path}?{urlencode(query)}" if query else path
         loop = asyncio.get_running_loop()
@@ -348,11 +397,14 @@ class Kube:
                 raise UnreachableError(f"{method} {path}: still too many requests", status)
             # Outside the slot: others need not wait because one call was told to.
             await asyncio.sleep(wait_s)
-        return await _result(f"{method} {path}", status, answer)
+        return await _result(f"{method} {path}", status, answer, decode)
 
     async def _once(
         self, method: str, url: str, body: Json | None, content_type: str, timeout_s: float
     ) -> tuple[int, float, bytes]:
+        # Asked at the last moment: a process that was stopped for a while wakes up in the middle of its work.
+        if method != "GET" and not self._may_write():
+            raise UnreachableError(f"{method} {url.partition('?')[0]}: not sent, as this replica acts no more")
         try:
             _, full, headers, _, _ = await self._api.param_serialize(
                 method,
@@ -382,14 +434,58 @@ def _retry_after_s(header: str | None) -> float:
         return _DEFAULT_RETRY_AFTER_S
 
 
-async def _result(call: str, status: int, answer: bytes) -> Any:
+async def _result(call: str, status: int, answer: bytes, decode: Callable[[bytes], Any]) -> Any:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         try:
             # A list of thousands of objects would otherwise hold up leases and probes while it is decoded.
-            return await asyncio.to_thread(json.loads, answer) if len(answer) > _BIG_BODY_BYTES else json.loads(answer)
+            return await asyncio.to_thread(decode, answer) if len(answer) > _BIG_BODY_BYTES else decode(answer)
         except ValueError as fault:  # something between us and the API server cut or changed it
             raise UnreachableError(f"{call}: {status} with a body that is no JSON", status) from fault
     raise error_of(call, status, answer)
+
+
+class _Name(msgspec.Struct):
+    """What of an object's metadata tells which it is, and whether it is new."""
+
+    name: str
+    namespace: str = ""
+    version: str = msgspec.field(default="0", name="resourceVersion")
+
+
+class _Head(msgspec.Struct):
+    metadata: _Name
+
+
+class _PageMetadata(msgspec.Struct):
+    version: str = msgspec.field(name="resourceVersion")
+    token: str = msgspec.field(default="", name="continue")
+
+
+class _RawPage(msgspec.Struct):
+    metadata: _PageMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    items: list[Listed]
+    version: int
+    token: str
+
+
+_raw_page: Final = msgspec.json.Decoder(_RawPage).decode
+_head: Final = msgspec.json.Decoder(_Head).decode
+
+
+def _page(answer: bytes) -> _Page:
+    page = _raw_page(answer)
+    items = [_listed(raw) for raw in page.items or ()]
+    return _Page(items, int(page.metadata.version), page.metadata.token)
+
+
+def _listed(raw: msgspec.Raw) -> Listed:
+    name = _head(raw).metadata
+    return Listed(name.namespace, name.name, int(name.version), lambda: msgspec.json.decode(raw))
 
 
 def error_of(call: str, status: int, answer: bytes) -> ApiError:

@@ -66,6 +66,10 @@ class Election:
         self._waiting_for = ""
         self.leading = False
 
+    def may_write(self) -> bool:
+        """False once the last good renewal is too long ago, by the clock alone: also where nothing has run since."""
+        return self._clock() < self._good_at + self._timing.step_down_s
+
     async def run(self, act: Callable[[], Awaitable[None]]) -> None:
         """Waits for the Lease, runs `act` while holding it, and begins anew when it is lost; ends with `act`.
 

@@ -9,6 +9,7 @@ Level-triggered: nothing asks what happened, everything asks what is. The pool's
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -75,6 +76,7 @@ async def reconcile(
     scaler: Scaler,
     loads: Loads,
     monitor: Monitor,
+    recall: intent.Recall,
 ) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
     observed = cluster.observed(ref)
@@ -83,7 +85,8 @@ async def reconcile(
     now = datetime.now(UTC)
 
     def planned(seen: Observed) -> Plan:
-        return next_plan(seen, images, operator_namespace, lambda spec: scaler.sizes(seen, spec), now_s=now.timestamp())
+        sizes = functools.partial(scaler.sizes, seen)
+        return next_plan(seen, images, operator_namespace, sizes, now_s=now.timestamp(), recall=recall)
 
     async def thought_out(seen: Observed) -> tuple[Observed, Plan]:
         seen = await secrets.seen(seen)
@@ -123,8 +126,9 @@ def _incomplete(observed: Observed) -> Refusal | None:
     """Why an edit of a live pool is not begun yet: something that it refers to is known not to be there."""
     missing = observed.secrets.missing if observed.secrets is not None else ()
     records = [key for key in observed.children if key.kind == CONTROLLER_REVISIONS.kind]
-    mine = build.accepted_spec(InferencePool.parse(observed.pool), observed.pool["spec"]).key
-    if not missing or not records or mine in records:
+    if not missing or not records:
+        return None
+    if build.accepted_spec(InferencePool.parse(observed.pool), observed.pool["spec"]).key in records:
         return None
     return Refusal(Reason.MISSING_REFERENCE, f"the edit waits, as {', '.join(missing)} is missing")
 
@@ -136,18 +140,19 @@ def next_plan(
     sizes: Callable[[InferencePoolSpec], Sizes] = intent.fixed,
     *,
     now_s: float = 0.0,
+    recall: intent.Recall | None = None,
 ) -> Plan:
-    """Everything between reading and writing; pure."""
+    """Everything between reading and writing; pure but for what it recalls of the look before."""
     try:
-        pool = InferencePool.parse(observed.pool)
-        desired = intent.wanted(pool, images, Surroundings(operator_namespace, observed.optional), sizes)
+        recalled = (recall or intent.Recall()).of(observed.pool, images)
+        desired = recalled.wanted(Surroundings(operator_namespace, observed.optional), sizes)
     except (PoolError, vllm.ArgumentError) as fault:
         # Stored by an older schema, or an argument that cannot be read: nothing is built from a guess.
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
     desired = rotation.stamped(desired, observed)
-    record = build.accepted_spec(pool, observed.pool["spec"])
+    record = build.accepted_spec(recalled.pool, observed.pool["spec"])
     return rollout.next_step(observed, replace(desired, children=(*desired.children, record)), now_s)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pdpool_api import names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.sizes import Sizes
@@ -76,6 +76,18 @@ CHILD_RESOURCES: Final = (
 REQUIRED: Final = (POOLS, *(each for each in CHILD_RESOURCES if each not in OPTIONAL_RESOURCES), PODS)
 """Kinds without which nothing can be done."""
 WATCHED: Final = (*REQUIRED, *OPTIONAL_RESOURCES)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object of a list, taken apart only by who needs more of it than whether it is new."""
+
+    namespace: str
+    name: str
+    version: int
+    """Its resourceVersion."""
+    read: Callable[[], Json]
+    """The whole object."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,6 +16,7 @@ import structlog
 
 from pdpool_operator import telemetry
 from pdpool_operator.apply import Writer
+from pdpool_operator.intent import Recall
 from pdpool_operator.kube import ApiError
 from pdpool_operator.monitor import Monitor
 from pdpool_operator.observe.loads import Loads
@@ -122,7 +123,7 @@ class Workers:
             telemetry.forget(ref)
 
     async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler, monitor: Monitor) -> None:
-        writer, loads = Writer(self._kube, self._cluster), Loads(self._pages)
+        writer, loads, recall = Writer(self._kube, self._cluster), Loads(self._pages), Recall()
         failures = 0
         deadline_s = LOOK_AGAIN_S
         while True:
@@ -136,13 +137,15 @@ class Workers:
                 del self._workers[ref]
                 self._secrets.forget(ref)
                 return
-            looked = await self._look(ref, writer, scaler, monitor, loads)
+            looked = await self._look(ref, writer, scaler, monitor, loads=loads, recall=recall)
             failures = 0 if looked is not None else failures + 1
             retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
             deadline_s = looked if looked is not None else retry_s
             await asyncio.sleep(GAP_S)
 
-    async def _look(self, ref: PoolRef, writer: Writer, scaler: Scaler, monitor: Monitor, loads: Loads) -> float | None:
+    async def _look(
+        self, ref: PoolRef, writer: Writer, scaler: Scaler, monitor: Monitor, *, loads: Loads, recall: Recall
+    ) -> float | None:
         """Seconds until the next look; None when this one failed."""
         try:
             with telemetry.RECONCILE_SECONDS.time():
@@ -156,6 +159,7 @@ class Workers:
                     scaler=scaler,
                     loads=loads,
                     monitor=monitor,
+                    recall=recall,
                 )
         except ApiError as fault:
             _log.warning("reconcile failed", pool=str(ref), fault=str(fault))

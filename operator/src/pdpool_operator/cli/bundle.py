@@ -23,7 +23,7 @@ from pdpool_operator.observe.cluster import pool_owner
 from pdpool_operator.records import CHILD_RESOURCES, EVENTS, OPTIONAL_RESOURCES, PODS, Json, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
     from datetime import datetime
 
     from pdpool_operator.cli.access import Found
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LOG_LINES: Final = 5000
 LOG_BYTES: Final = 5_000_000
 """Of one container's log, the last of it."""
+GATHER_S: Final = 60.0
+"""For everything together, however many pods do not answer."""
 _OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=pdpool-operator"
 _SNAPSHOTS: Final = {"snapshot.json": "debug/snapshot", "metrics.txt": "metrics"}
 
@@ -61,8 +63,10 @@ class Bundle:
         return target.getvalue()
 
 
-async def gather(api: Kube, found: Found, operator_namespace: str, now: datetime) -> Bundle:
-    """Everything about one pool that helps to see what is wrong with it."""
+async def gather(
+    api: Kube, found: Found, operator_namespace: str, now: datetime, *, within_s: float = GATHER_S
+) -> Bundle:
+    """Everything about one pool that helps to see what is wrong with it, as far as it can be read in time."""
     bundle = Bundle()
     bundle.objects["pool.yaml"] = found.pool
     bundle.texts["status.txt"] = "".join(
@@ -70,14 +74,35 @@ async def gather(api: Kube, found: Found, operator_namespace: str, now: datetime
     )
     for pod in found.pods:
         bundle.objects[f"pods/{pod['metadata']['name']}.yaml"] = pod
-    await asyncio.gather(
-        *(_children(api, found, resource, bundle) for resource in CHILD_RESOURCES),
-        _events(api, found, bundle),
-        *(_logs(api, pod, "logs", bundle) for pod in found.pods),
-        *(_router(api, pod, bundle) for pod in found.pods if _role(pod) == names.Role.ROUTER),
-        _operator(api, operator_namespace, bundle),
+    await _together(
+        {
+            # What the API server itself has comes first; nodes and pods may be gone, and are waited for in vain.
+            **{f"children of kind {kind.kind}": _children(api, found, kind, bundle) for kind in CHILD_RESOURCES},
+            "events": _events(api, found, bundle),
+            "logs of the operator": _operator(api, operator_namespace, bundle),
+            **{
+                f"router {pod['metadata']['name']}": _router(api, pod, bundle)
+                for pod in found.pods
+                if _role(pod) == names.Role.ROUTER
+            },
+            **{f"logs of {pod['metadata']['name']}": _logs(api, pod, "logs", bundle) for pod in found.pods},
+        },
+        bundle,
+        within_s,
     )
     return bundle
+
+
+async def _together(parts: Mapping[str, Coroutine[Any, Any, None]], bundle: Bundle, within_s: float) -> None:
+    """All parts at once; what is not read in time is left out, and named."""
+    tasks = {asyncio.create_task(part): name for name, part in parts.items()}
+    done, late = await asyncio.wait(tasks, timeout=within_s)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    bundle.problems += [f"{tasks[task]}: not read within {within_s:.0f} s" for task in late]
+    for task in done:
+        task.result()
 
 
 async def _children(api: Kube, found: Found, resource: Resource, bundle: Bundle) -> None:

@@ -11,8 +11,9 @@ status, and of a Deployment its size and what a pod of it holds; of pods metadat
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import names
 from pdpool_operator.records import (
@@ -23,6 +24,7 @@ from pdpool_operator.records import (
     WATCHED,
     ChildKey,
     Json,
+    Listed,
     Observed,
     PoolRef,
     Resource,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 """Namespace and name."""
+_MOST_SHAPES: Final = 2000
 
 
 class Cluster:
@@ -51,6 +54,8 @@ class Cluster:
         self._children: defaultdict[str, dict[tuple[Resource, Key], Json]] = defaultdict(dict)
         self._pods: defaultdict[Key, dict[Key, Json]] = defaultdict(dict)
         self._by_label: dict[Key, PoolRef] = {}
+        self._shapes: dict[str, Json] = {}
+        """Sets of owned fields, by their text."""
 
     @property
     def complete(self) -> bool:
@@ -82,21 +87,29 @@ class Cluster:
     def put(self, resource: Resource, raw: Json) -> PoolRef | None:
         """Takes in an object; returns the pool that it concerns, or None when nothing is new."""
         key = _key(raw)
-        version = _version(raw)
+        return self._take(resource, key, raw) if self._is_new(resource, key, _version(raw)) else None
+
+    def _is_new(self, resource: Resource, key: Key, version: int) -> bool:
         known = self._objects[resource].get(key)
         newest = max(self._as_of[resource], self._tombstone(resource, key)) if known is None else _version(known)
-        if version <= newest:
-            return None
-        return self._take(resource, key, raw)
+        return version > newest
 
     def _take(self, resource: Resource, key: Key, raw: Json) -> PoolRef | None:
         known = self._objects[resource].get(key)
         self._forget(resource, key)
         live = _trimmed(resource, raw)
+        for each in live["metadata"].get("managedFields", ()):
+            each["fieldsV1"] = self._shared(each.get("fieldsV1", {}))
         self._objects[resource][key] = live
         self._index(resource, key, live)
         # A child that lost its owner still concerns the pool that it was of.
         return self._concerned(resource, live) or (self._concerned(resource, known) if known is not None else None)
+
+    def _shared(self, fields: Json) -> Json:
+        """One copy for all objects that are owned alike, as those of pools mostly are: half of an object's size."""
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.clear()  # whoever holds one keeps it
+        return self._shapes.setdefault(json.dumps(fields), fields)
 
     def remove(self, resource: Resource, raw: Json) -> PoolRef | None:
         """Takes in a deletion (`raw` is the last state); returns the pool that it concerns."""
@@ -111,7 +124,7 @@ class Cluster:
         return concerned
 
     def replace(
-        self, resource: Resource, items: Iterable[Json], version: int, *, consistent: bool = False
+        self, resource: Resource, items: Iterable[Listed], version: int, *, consistent: bool = False
     ) -> set[PoolRef]:
         """Takes in a complete list of a kind, as of `version`; returns the pools that something new concerns.
 
@@ -124,11 +137,12 @@ class Cluster:
             self._reset(resource)
         youngest = version >= self._as_of[resource]
         present = set()
-        for raw in items:
-            key = _key(raw)
+        for each in items:
+            key = (each.namespace, each.name)
             present.add(key)
-            missed = youngest and key not in self._objects[resource] and _version(raw) > self._tombstone(resource, key)
-            concerned.add(self._take(resource, key, raw) if missed else self.put(resource, raw))
+            missed = youngest and key not in self._objects[resource] and each.version > self._tombstone(resource, key)
+            if missed or self._is_new(resource, key, each.version):
+                concerned.add(self._take(resource, key, each.read()))
         for key, known in list(self._objects[resource].items()):
             if key not in present and _version(known) <= version:
                 concerned.add(self._concerned(resource, known))
@@ -211,7 +225,7 @@ def _trimmed(resource: Resource, raw: Json) -> Json:
     entries = metadata.pop("managedFields", ())
     if resource is PODS:
         return {"metadata": metadata, "spec": _pod_spec(raw.get("spec", {})), "status": raw.get("status", {})}
-    metadata["managedFields"] = [entry for entry in entries if entry.get("manager") == names.FIELD_MANAGER]
+    metadata["managedFields"] = [dict(entry) for entry in entries if entry.get("manager") == names.FIELD_MANAGER]
     if resource is POOLS:
         return {"metadata": metadata, "spec": raw.get("spec", {}), "status": raw.get("status", {})}
     live: Json = {"metadata": metadata}

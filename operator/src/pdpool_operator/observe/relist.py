@@ -93,7 +93,7 @@ class Relist:
 
     async def _one(self, resource: Resource, *, consistent: bool) -> None:
         try:
-            listing = await self._kube.list_all(resource, self._namespace, selector(resource), consistent=consistent)
+            listing = await self._kube.list_heads(resource, self._namespace, selector(resource), consistent=consistent)
         except ApiError as fault:
             if resource in OPTIONAL_RESOURCES:
                 await self._do_without(resource, fault)
