@@ -134,6 +134,10 @@ picture-dashboard: ## The dashboard's panels as docs/img/dashboard.png, from a r
 bench-operator: install ## What 50 and 500 pools cost the operator, and how soon an edit arrives (QUICK=1, JSON=file)
 	@$(PY) -m e2e.bench.operator
 
+.PHONY: chaos-operator
+chaos-operator: install ## Edits, kills and losses by a seeded story, and what held (MINUTES=30, SEED=, GROUND=node|control-plane)
+	@$(PY) -m e2e.chaos
+
 .PHONY: bench-scaling
 bench-scaling: ## The operator's tick beside rivals' scaling rules, on simulated days (TRACE=file, QUICK=1, JSON=file, PLOT=file)
 	@PDPOOL_BENCH= tools/install

@@ -7,7 +7,15 @@ Why not a packaged one (kind, k3s): those start from images of a registry, which
 from e2e.cluster.audit import AuditEntry, AuditLog, Moment, service_account_user
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.layout import load
-from e2e.cluster.lifecycle import DEFAULT_CONTROL_PLANE_NAME, DEFAULT_NODE_NAME, down, status, up
+from e2e.cluster.lifecycle import (
+    DEFAULT_CONTROL_PLANE_NAME,
+    DEFAULT_NODE_NAME,
+    down,
+    start_daemon,
+    status,
+    stop_daemon,
+    up,
+)
 from e2e.cluster.progress import ClusterError, Progress
 
 __all__ = [
@@ -22,6 +30,8 @@ __all__ = [
     "down",
     "load",
     "service_account_user",
+    "start_daemon",
     "status",
+    "stop_daemon",
     "up",
 ]

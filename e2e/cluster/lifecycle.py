@@ -18,7 +18,7 @@ from e2e.cluster.cluster import Cluster
 from e2e.cluster.layout import Layout, checked, chosen, known_names, ledger_of, load, lock_of
 from e2e.cluster.lock import held
 from e2e.cluster.paths import data_root, run_root
-from e2e.cluster.processes import Daemon, alive, identify, is_alive, start, start_time_of, wait_until
+from e2e.cluster.processes import Daemon, alive, end, identify, is_alive, start, start_time_of, wait_until
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.undo import undo
 
@@ -80,6 +80,24 @@ def down(name: str = DEFAULT_NODE_NAME, *, keep_logs: bool = True, wait_s: float
             return
         with progress.step("take down"):
             _undo(name, keep_logs=keep_logs)
+
+
+def stop_daemon(cluster: Cluster, daemon: str) -> None:
+    """End one daemon of a cluster that is up, as a crash would (kill -9); containers of a node go on."""
+    ledger = cluster.layout.ledger
+    last = [entry.value for entry in ledger.entries("process") if entry.name == daemon][-1]
+    pid, _, start_time = last.partition(" ")
+    end(lambda: [int(pid)] if is_alive(int(pid), start_time) else [], daemon)
+
+
+def start_daemon(cluster: Cluster, daemon: str) -> None:
+    """Start a daemon that was stopped again, as it was; an API server answers when this returns."""
+    layout = cluster.layout
+    programs = {name: binaries.cached_path(name) for name in (*binaries.CONTROL_PLANE, *binaries.NODE)}
+    make = {"apiserver": control_plane.apiserver, "kubelet": node.kubelet}[daemon]
+    _start(layout, make(layout, programs))
+    if daemon == "apiserver":
+        _await_api(layout)
 
 
 def status(name: str) -> dict[str, object]:

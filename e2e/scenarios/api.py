@@ -6,15 +6,18 @@ Reads go over one kept connection because scenarios poll; a kubectl process cost
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from kubernetes import config
-from urllib3.exceptions import HTTPError
+from urllib3 import Timeout
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 JsonObject = dict[str, Any]
@@ -94,6 +97,29 @@ class ClusterApi:
             message = told.get("message", text) if isinstance(told, dict) else text
             raise ApiError(f"{method} {path}: {answer.status}: {message}", answer.status)
         return told
+
+    def stream(self, path: str, *, query: Mapping[str, str], silent_s: float) -> Iterator[str]:
+        """The lines of an answer as they come, as those of a watch; ends when nothing comes for a while.
+
+        Raises:
+            ApiError: the answer is no success.
+            urllib3.exceptions.HTTPError: the connection broke.
+        """
+        host, manager = self._client.configuration.host, self._client.rest_client.pool_manager
+        timeout = Timeout(connect=REQUEST_TIMEOUT_S, read=silent_s)
+        answer = manager.request(
+            "GET", f"{host}{path}?{urlencode(query)}", preload_content=False, timeout=timeout, retries=False
+        )
+        try:
+            if answer.status != 200:  # noqa: PLR2004 - the only success of a watch
+                raise ApiError(f"GET {path}: {answer.status}", answer.status)
+            rest = b""
+            with contextlib.suppress(ReadTimeoutError):
+                for chunk in answer.stream(decode_content=True):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    yield from (line.decode() for line in lines if line)
+        finally:
+            answer.close()
 
     def get(self, resource: str, name: str, namespace: str | None = None) -> JsonObject | None:
         """One object, or None when there is none of that name."""

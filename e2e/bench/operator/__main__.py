@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SIGNALLED: Final = 128
-BROKEN: Final = 10
-"""Pools with a child's name taken, beside which edits are measured again."""
 GOALS: Final = {
     "steady_writes": 0.0,
     "steady_cpu_share": 0.10,
@@ -55,11 +53,13 @@ class Plan:
     settle_s: float
     steady_s: float
     edits: int
+    broken: int
+    """Pools with a child's name taken, beside which edits are measured again."""
     budget_s: float
 
 
-QUICK: Final = Plan(sizes=(4, 20), settle_s=3, steady_s=6, edits=8, budget_s=110)
-FULL: Final = Plan(sizes=(50, 500), settle_s=20, steady_s=300, edits=100, budget_s=1500)
+QUICK: Final = Plan(sizes=(2, 8), settle_s=1, steady_s=3, edits=4, broken=2, budget_s=40)
+FULL: Final = Plan(sizes=(50, 500), settle_s=20, steady_s=300, edits=100, broken=10, budget_s=1500)
 
 
 def measure(where: Site, plan: Plan, count: int, already: int, progress: Progress) -> dict[str, float]:
@@ -77,10 +77,10 @@ def measure(where: Site, plan: Plan, count: int, already: int, progress: Progres
         progress.say(f"at rest {rest.cpu_share:.1%} of a core, {rest.writes} writes, {rest.requests} requests")
         alone = _edits(where, plan, count, 1)
         # Numbered apart from those that the next size makes: a name that is taken stays taken.
-        first = _APART + count * BROKEN
-        for number in range(first, first + BROKEN):
+        first = _APART + count * plan.broken
+        for number in range(first, first + plan.broken):
             where.break_reference(number)
-        where.wait_reconciled(count + BROKEN, until_s)
+        where.wait_reconciled(count + plan.broken, until_s)
         time.sleep(plan.settle_s)
         beside = _edits(where, plan, count, 2)
         peak = rss_bytes(pid)
@@ -98,7 +98,7 @@ def measure(where: Site, plan: Plan, count: int, already: int, progress: Progres
 
 def _settle(where: Site, plan: Plan, pid: int) -> None:
     """Waits until the controllers of Kubernetes have caught up, which statuses follow; bounded: drift is to be seen."""
-    until_s = time.monotonic() + _SETTLED_WITHIN_S
+    until_s = time.monotonic() + min(_SETTLED_WITHIN_S, 10 * plan.settle_s)
     while where.window(pid, plan.settle_s).writes and time.monotonic() < until_s:
         pass
 
