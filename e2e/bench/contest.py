@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-READY_DEADLINE_S: Final = 30
+READY_DEADLINE_S: Final = 60
 DIRECT: Final = "engine"
 """No router at all: the client asks an engine that computes and answers."""
 

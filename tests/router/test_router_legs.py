@@ -260,6 +260,36 @@ def test_a_prefill_answer_that_is_no_success_is_an_error(answer: bytes) -> None:
         legs.handoff(answer)
 
 
+@pytest.mark.parametrize(
+    ("told", "ids"),
+    [
+        ({"prompt_token_ids": [1, 2, 70000]}, [1, 2, 70000]),
+        ({"choices": [{"prompt_token_ids": [5]}], "prompt_token_ids": None}, [5]),
+        ({"choices": [{"finish_reason": "length"}]}, None),
+        ({"prompt_token_ids": ["a"]}, None),
+        ({"prompt_token_ids": "1,2"}, None),
+        ({"prompt_token_ids": [1.5]}, None),
+        ({"choices": [{"prompt_token_ids": {"0": 1}}]}, None),
+    ],
+)
+def test_ids_of_a_prompt_are_read_where_they_are_wanted(told: dict[str, Any], ids: list[int] | None) -> None:
+    """At the top or in the first choice; ids that cannot be read make no good answer a bad one."""
+    answer = json.dumps({"kv_transfer_params": PARAMS, **told}).encode()
+    found = legs.handoff(answer, wants_ids=True)
+    assert found.ids == ids
+    assert found.params is not None
+    assert legs.handoff(answer).ids is None
+
+
+@pytest.mark.parametrize("wants_ids", [False, True])
+def test_an_engine_that_gave_up_is_understood_with_ids_too(wants_ids: bool) -> None:  # noqa: FBT001 - both readers
+    """`abort` is a failure of prefill also beside ids that cannot be read."""
+    for ids in ([1], ["a"]):
+        answer = json.dumps({"choices": [{"finish_reason": "abort"}], "prompt_token_ids": ids}).encode()
+        with pytest.raises(legs.HandoffError):
+            legs.handoff(answer, wants_ids=wants_ids)
+
+
 @given(st.text(max_size=200))
 @example('"finish_reason":"abort"')
 @example('\\"finish_reason\\":\\"error\\"')

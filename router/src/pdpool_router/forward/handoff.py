@@ -222,7 +222,7 @@ class Journey(msgspec.Struct, eq=False):
             self._finish(head, body, None)
             return
         try:
-            handoff = legs.handoff(body)
+            handoff = legs.handoff(body, wants_ids=self._asked_ids)
         except legs.HandoffError as fault:
             raise EngineMalformed("The prefill engine's answer is not valid.") from fault
         endpoint = self._endpoint
@@ -258,8 +258,8 @@ class Journey(msgspec.Struct, eq=False):
         telemetry.predicted_cached_tokens += decision.cached_tokens
         telemetry.actual_cached_tokens += handoff.cached_tokens
         forwarder.prefixes.count(prompt, tokens)
-        if self._asked_ids:
-            ids = packed(legs.prompt_ids(handoff) or ())
+        if handoff.ids:
+            ids = packed(handoff.ids)
             if ids:
                 self._ids = chain = TokenChain(ids, adapter=prompt.adapter, salt=prompt.salt)
                 forwarder.prefixes.learn(prompt, chain)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from pdpool_router.kv.blocks import CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ class _Segment:
         self.generation = -1
 
 
-class Node(NamedTuple):
-    """Where in the tokens a piece of text ends."""
+class Node(msgspec.Struct, frozen=True, gc=False):
+    """Where in the tokens a piece of text ends. A struct: there is one for each chunk of every text that is known."""
 
     segment: _Segment
     tokens: int
@@ -170,9 +172,14 @@ class TextMap:
             self._old, self._young = self._young, {}
             self._generation += 1
             self._young_blocks = 0
-        self._old.pop(key, None)
+        if self._old:
+            self._old.pop(key, None)
         self._young[key] = node
-        segment: _Segment | None = node.segment
+        if node.segment.generation != self._generation:
+            self._keep(node.segment)
+
+    def _keep(self, segment: _Segment | None) -> None:
+        """A segment, and those before it, belong to the young generation."""
         while segment is not None and segment.generation != self._generation:
             segment.generation = self._generation
             self._young_blocks += len(segment.keys)

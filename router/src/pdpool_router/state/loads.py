@@ -107,11 +107,12 @@ class _Kept(msgspec.Struct):
 class Work:
     """One leg at an endpoint; `end` any number of times counts once."""
 
-    __slots__ = ("_ahead", "_kept", "_state", "due_s", "tokens")
+    __slots__ = ("_kept", "_state", "ahead_tokens", "due_s", "tokens")
 
     def __init__(self, kept: _Kept, tokens: int) -> None:
         load = kept.load
-        self._ahead = load.unstarted_tokens
+        self.ahead_tokens: Final = load.unstarted_tokens
+        """Tokens that had to be computed before this leg's when it was sent."""
         load.requests += 1
         load.unstarted += 1
         load.unstarted_tokens += tokens
@@ -148,11 +149,6 @@ class Work:
     def over(self) -> bool:
         """It has ended."""
         return not self._state
-
-    @property
-    def ahead_tokens(self) -> int:
-        """Tokens that had to be computed before this leg's when it was sent."""
-        return self._ahead
 
 
 class Loads:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
@@ -63,8 +64,8 @@ class Handoff(msgspec.Struct, frozen=True, gc=False):
     """`kv_transfer_params` verbatim; None when the answer finished normally without transferable KV."""
     prompt_tokens: int
     cached_tokens: int
-    ids: Raw | None = None
-    """The ids of the prompt's tokens, as the answer spells them; None: it has none."""
+    ids: list[int] | None = None
+    """The ids of the prompt's tokens, where they were wanted; None: the answer has none that can be read."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -303,40 +304,46 @@ class _Counts(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
-    prompt_token_ids: Raw = _NULL
+
+
+class _ChoiceWithIds(_Choice):
+    prompt_token_ids: list[int] | None = None
 
 
 class _PrefillAnswer(msgspec.Struct):
     kv_transfer_params: Raw = _NULL
-    prompt_token_ids: Raw = _NULL
-    choices: list[_Choice] | None = None
+    choices: Sequence[_Choice] | None = None
     status: str | None = None
     stop_reason: str | None = None
     usage: _Counts | None = None
+
+
+class _PrefillAnswerWithIds(_PrefillAnswer):
+    """Read in one go: the ids of a long prompt are hundreds of kilobytes, which a second look would pass once more."""
+
+    choices: Sequence[_ChoiceWithIds] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class _Counted(msgspec.Struct):
     usage: _Counts | None = None
 
 
-_decode_token_ids = msgspec.json.Decoder(list[int]).decode
 _decode_prefill = msgspec.json.Decoder(_PrefillAnswer).decode
+_decode_prefill_with_ids = msgspec.json.Decoder(_PrefillAnswerWithIds).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_counts = msgspec.json.Decoder(_Counts).decode
 _FAILED: Final = frozenset({"abort", "error", "failed", "cancelled"})
 _NOTHING: Final = (b"null", b"{}", b"false", b"")
 
 
-def handoff(answer: bytes) -> Handoff:
-    """What a prefill answer (status 200) hands over.
+def handoff(answer: bytes, *, wants_ids: bool = False) -> Handoff:
+    """What a prefill answer (status 200) hands over; `wants_ids`: with the ids of the prompt's tokens.
 
     Raises:
         HandoffError: the answer is malformed, or the engine gave the request up.
     """
-    try:
-        parsed = _decode_prefill(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
-        raise HandoffError("the prefill engine's answer is not valid") from fault
+    parsed, ids = _read_with_ids(answer) if wants_ids else (_read(answer), None)
     if parsed.status in _FAILED or parsed.stop_reason in _FAILED:
         raise HandoffError("the prefill engine gave the request up")
     for choice in parsed.choices or ():
@@ -344,20 +351,25 @@ def handoff(answer: bytes) -> Handoff:
             raise HandoffError("the prefill engine gave the request up")
     params = None if bytes(parsed.kv_transfer_params) in _NOTHING else parsed.kv_transfer_params
     counts = _usage(parsed.usage)
-    ids = parsed.prompt_token_ids
-    if ids == _NULL and parsed.choices:
-        ids = parsed.choices[0].prompt_token_ids  # where completions have them
-    return Handoff(params, counts.prompt_tokens, counts.cached_tokens, None if ids == _NULL else ids)
+    return Handoff(params, counts.prompt_tokens, counts.cached_tokens, ids)
 
 
-def prompt_ids(handoff: Handoff) -> list[int] | None:
-    """The ids of the prompt's tokens; None where the answer has none that can be read."""
-    if handoff.ids is None:
-        return None
+def _read(answer: bytes) -> _PrefillAnswer:
     try:
-        return _decode_token_ids(handoff.ids)
+        return _decode_prefill(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise HandoffError("the prefill engine's answer is not valid") from fault
+
+
+def _read_with_ids(answer: bytes) -> tuple[_PrefillAnswer, list[int] | None]:
+    try:
+        parsed = _decode_prefill_with_ids(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return _read(answer), None  # ids that are none do not make the answer a bad one
+    ids = parsed.prompt_token_ids
+    if ids is None and parsed.choices:
+        ids = parsed.choices[0].prompt_token_ids  # where completions have them
+    return parsed, ids
 
 
 TELLS_IDS: Final = (Route.CHAT, Route.COMPLETIONS)
