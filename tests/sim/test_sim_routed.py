@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pdpool_api.router_config import Limits
+from pdpool_router.flow.admission import Share
 from pdpool_router.records import LocalPrefill
+from pdpool_router.schedule.policies import POLICIES
 from pdpool_sim.clock import Clock
 from pdpool_sim.generators import GENERATORS
 from pdpool_sim.hardware import shapes
@@ -90,3 +94,50 @@ def test_nobody_is_faster_than_alone() -> None:
     bound = lone_ttfts(GENERATORS["rag"](Random(5), 200), 10**9, prefill)
     seen = sorted(outcome.ttft_s for outcome in pool.outcomes)
     assert all(ttft >= least for ttft, least in zip(seen, bound, strict=True))
+
+
+def overloaded(policy: str, shares: dict[str, Share] | None = None, **limits: int) -> Pool:
+    """One pair of engines that gets several times what it can take, from two tenants; one of them sends little."""
+    prefill, decode = shapes()
+    made = GENERATORS["tenants"](Random(5), 500)
+    calls = [replace(each, tenant="much" if each.number % 10 else "little") for each in made.calls]
+    made = replace(made, calls=tuple(calls)).scaled(200)
+
+    def rule(setting: Setting) -> Routed:
+        told = Limits.model_validate({"queueSeconds": 3600} | limits)
+        return Routed(setting, POLICIES[policy](), LocalPrefill(0), limits=told, shares=shares)
+
+    pool = Pool(Clock(), PoolShape(prefill, decode, 1, 1), made.block_tokens, rule, Random(1))
+    pool.offer(made)
+    pool.clock.run()
+    return pool
+
+
+def waits(pool: Pool, tenant: str) -> float:
+    """Mean TTFT of a tenant."""
+    seen = [each.ttft_s for each in pool.outcomes if each.call.tenant == tenant]
+    return sum(seen) / len(seen)
+
+
+@pytest.mark.parametrize("policy", ["KvAware", "LeastLoaded"])
+def test_tenants_share_what_is_short(policy: str) -> None:
+    """The router's own line: who asks for little is not behind all that another asks for; a priority goes first."""
+    fair = overloaded(policy)
+    assert waits(fair, "little") < 0.5 * waits(fair, "much")
+    first = overloaded(policy, {"much": Share(priority=1)})
+    assert waits(first, "much") < waits(first, "little")
+    for pool in (fair, first):
+        assert not any(each.refused for each in pool.outcomes)
+        rule = pool.rule
+        assert isinstance(rule, Routed)
+        assert (rule._admission.admitted, rule._admission.waiting, len(rule._tickets)) == (0, 0, 0)
+
+
+def test_what_cannot_wait_any_longer_is_refused() -> None:
+    """A full line and a deadline refuse; every request ends once, one way or the other."""
+    pool = overloaded("KvAware", maxQueued=50)
+    assert 0 < sum(each.refused for each in pool.outcomes) < 500
+    late = overloaded("KvAware", queueSeconds=2)
+    assert 0 < sum(each.refused for each in late.outcomes) < 500
+    for one in (pool, late):
+        assert all(each.refused != (each.end_s > 0) for each in one.outcomes)

@@ -47,13 +47,15 @@ class Outcome:
     cached_tokens: int = 0
     """Of its prompt, not computed by the engine that computed the rest."""
     moved_tokens: int = 0
+    refused: bool = False
+    """The router did not take it."""
     first_token_s: float = -1.0
     end_s: float = -1.0
 
     @property
     def ttft_s(self) -> float:
-        """From arrival to the first token."""
-        return self.first_token_s - self.call.arrival_s
+        """From arrival to the first token; infinite where it was refused."""
+        return float("inf") if self.refused else self.first_token_s - self.call.arrival_s
 
     @property
     def tpot_s(self) -> float:
@@ -130,8 +132,15 @@ class Exchange:
 
     def arrive(self) -> None:
         """The request is here."""
-        pool, call = self._pool, self.outcome.call
+        pool = self._pool
         pool.outcomes.append(self.outcome)
+        pool.rule.admit(self.outcome.call, self._go, self._refuse)
+
+    def _refuse(self) -> None:
+        self.outcome.refused = True
+
+    def _go(self) -> None:
+        pool, call = self._pool, self.outcome.call
         chosen = pool.rule.plan(call)
         self._sent_s = pool.clock.now_s
         if chosen.hop:

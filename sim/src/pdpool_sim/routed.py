@@ -1,4 +1,4 @@
-"""The router's own choices in the simulator: its policies, prefix index and learned speeds, unchanged.
+"""The router's own choices in the simulator: admission, policies, prefix index and learned speeds, unchanged.
 
 Boundary: what stands between them in the router (the forwarder, the feeds) is imitated here: reservations, KV events
 as engines would send them, and a report of every engine once a second. Prompts are given as token ids, as a client
@@ -7,9 +7,13 @@ may: keys of blocks are the workload's ids, so that nothing is hashed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pdpool_api.names import Role
+from pdpool_api.router_config import Limits
+from pdpool_router.faults import Saturated
+from pdpool_router.flow.admission import Admission
+from pdpool_router.flow.saturation import spare_tokens
 from pdpool_router.kv.blocks import CHUNK_BYTES, text_root
 from pdpool_router.kv.knowledge import Prefixes
 from pdpool_router.records import (
@@ -27,21 +31,28 @@ from pdpool_router.state.loads import Guess, Loads, Report
 from pdpool_sim.rule import Chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pdpool_router.flow.admission import Share, Ticket
     from pdpool_router.kv.index import Holder
     from pdpool_router.schedule.interface import Policy
     from pdpool_router.state.inflight import Lease
     from pdpool_router.state.loads import Work
+    from pdpool_sim.clock import Clock
     from pdpool_sim.rule import Load, Setting
     from pdpool_sim.workload import Call
 
+MODEL: Final = "simulated"
 MAX_BLOCKS: Final = 2_000_000
 """`routing.index.maxBlocks` as it is by default."""
 REPORT_S: Final = 1.0
 """How often engines' metrics are read."""
 MAX_LOCAL_PREFILLS: Final = 4
 """`limits.maxLocalPrefills` as it is by default."""
+TICK_S: Final = 0.25
+"""How often whoever waits in line is looked after."""
+BYTES_PER_TOKEN: Final = 4
 
 
 class BlockIds:
@@ -89,10 +100,45 @@ class _Leg:
         self.local = local
 
 
+class _Turn:
+    """What a request in line waits for: the part of a future that admission uses, on the virtual clock."""
+
+    def __init__(self, clock: Clock, go: Callable[[], None], refuse: Callable[[], None]) -> None:
+        self._clock = clock
+        self._go = go
+        self._refuse = refuse
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, result: None) -> None:
+        del result
+        self._end(self._go)
+
+    def set_exception(self, fault: BaseException) -> None:
+        del fault
+        self._end(self._refuse)
+
+    def _end(self, then: Callable[[], None]) -> None:
+        # Later in the same moment, as a future's callbacks on an event loop.
+        self._done = True
+        self._clock.at(self._clock.now_s, then)
+
+
 class Routed:
     """A policy of the router before a simulated pool."""
 
-    def __init__(self, setting: Setting, policy: Policy, local_prefill: LocalPrefill) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        policy: Policy,
+        local_prefill: LocalPrefill,
+        *,
+        limits: Limits | None = None,
+        shares: Mapping[str, Share] | None = None,
+    ) -> None:
+        """`limits`: those of the configuration; None: its defaults. `shares`: of tenants."""
         self._setting = setting
         self._policy = policy
         self._clock = setting.prefill.clock
@@ -119,6 +165,18 @@ class Routed:
             knowledge=self._prefixes,
             local_prefill=local_prefill,
         )
+        self._admission = Admission(
+            limits or Limits(),
+            shares or {},
+            clock=lambda: self._clock.now_s,
+            queued={MODEL: 0},
+            new_turn=lambda: cast("asyncio.Future[None]", _Turn(self._clock, *self._entering)),
+        )
+        self._admission.spare_tokens = lambda: spare_tokens(self._snapshot)
+        self._entering: tuple[Callable[[], None], Callable[[], None]] = (_nothing, _nothing)
+        """What becomes of the request that asks for admission now."""
+        self._tickets: dict[int, Ticket] = {}
+        self._ticking = False
 
     def _know(self, role: Role, load: Load) -> tuple[Endpoint, ...]:
         for engine in load.engines:
@@ -127,6 +185,39 @@ class Routed:
             self._prefixes.sees_block_size(holder, self._setting.block_tokens)
             engine.listen(Events(self._prefixes, holder))
         return tuple(self._endpoints[engine.uid] for engine in load.engines)
+
+    # --- admission
+
+    def admit(self, call: Call, go: Callable[[], None], refuse: Callable[[], None]) -> None:
+        """See `Rule.admit`."""
+
+        def end() -> None:
+            self._leave(call)
+            refuse()
+
+        self._entering = (go, end)
+        try:
+            ticket = self._admission.enter(
+                model=MODEL, size_bytes=call.prompt_tokens * BYTES_PER_TOKEN, tenant=call.tenant
+            )
+        except Saturated:
+            refuse()
+            return
+        self._tickets[call.number] = ticket
+        if ticket.turn is None:
+            go()
+        elif not self._ticking:
+            self._ticking = True
+            self._clock.at(self._clock.now_s + TICK_S, self._tick)
+
+    def _leave(self, call: Call) -> None:
+        self._admission.leave(self._tickets.pop(call.number))
+
+    def _tick(self) -> None:
+        self._admission.tick()
+        self._ticking = self._admission.waiting > 0
+        if self._ticking:
+            self._clock.at(self._clock.now_s + TICK_S, self._tick)
 
     # --- choices
 
@@ -166,8 +257,8 @@ class Routed:
 
     def _request(self, call: Call) -> Request:
         return Request(
-            model="simulated",
-            prompt_bytes=call.prompt_tokens * 4,
+            model=MODEL,
+            prompt_bytes=call.prompt_tokens * BYTES_PER_TOKEN,
             prompt=self._prompts[call.number],
             prompt_tokens=call.prompt_tokens,
         )
@@ -195,6 +286,7 @@ class Routed:
             self._loads.stepped(self._endpoints[uid], seconds * 1000 / (call.output_tokens - 1))
         self._end(call, uid, self._legs.pop(call.number))
         del self._prompts[call.number]
+        self._leave(call)
 
     def _end(self, call: Call, uid: str, leg: _Leg) -> None:
         leg.work.end()
@@ -217,6 +309,10 @@ class Routed:
 def by_policy(name: str, setting: Setting, local_prefill: LocalPrefill | None = None) -> Routed:
     """A policy of the router by its name."""
     return Routed(setting, POLICIES[name](), local_prefill or LocalPrefill())
+
+
+def _nothing() -> None:
+    """Nobody asks."""
 
 
 def _prompt(call: Call, block_tokens: int) -> Prompt:

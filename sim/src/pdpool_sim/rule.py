@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from pdpool_sim.clock import Clock
@@ -73,6 +73,9 @@ class Chosen:
 class Rule(Protocol):
     """A way to route."""
 
+    def admit(self, call: Call, go: Callable[[], None], refuse: Callable[[], None]) -> None:
+        """A request is here: it goes on, now or later, or is refused; exactly one of the two is called."""
+
     def plan(self, call: Call) -> Chosen:
         """Where a new request goes first."""
 
@@ -90,7 +93,12 @@ class Rule(Protocol):
 
 
 class Reports:
-    """The part of a rule that learns nothing from outcomes."""
+    """The part of a rule that lets everybody go on at once and learns nothing from outcomes."""
+
+    def admit(self, call: Call, go: Callable[[], None], refuse: Callable[[], None]) -> None:
+        """See `Rule.admit`."""
+        del call, refuse
+        go()
 
     def saw_prefill(self, call: Call, uid: str, seconds: float, cached_tokens: int) -> None:
         """See `Rule.saw_prefill`."""

@@ -52,10 +52,17 @@ class Admission:
     """Every request that generates passes here."""
 
     def __init__(
-        self, limits: Limits, shares: Mapping[str, Share], *, clock: Callable[[], float], queued: dict[str, int]
+        self,
+        limits: Limits,
+        shares: Mapping[str, Share],
+        *,
+        clock: Callable[[], float],
+        queued: dict[str, int],
+        new_turn: Callable[[], asyncio.Future[None]] | None = None,
     ) -> None:
-        """`queued` is kept: model → requests that wait."""
+        """`queued` is kept: model → requests that wait. `new_turn` makes what is waited for; None: a future."""
         self._clock = clock
+        self._new_turn = new_turn or _on_the_running_loop
         self._queued = queued
         self._queue = FairQueue(patience_s=limits.queue_seconds / 2)
         self._waiting = self._queue.arrivals  # whether it is empty is asked twice for each request
@@ -151,6 +158,11 @@ class Admission:
         return self._asleep_since_s is not None
 
     @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._queue)
+
+    @property
     def accepts(self) -> bool:
         """A request that came now would be admitted or put in line."""
         return (not self._queue and self._room()) or self._has_place(0)
@@ -189,7 +201,7 @@ class Admission:
             if ticket.quota is not None:
                 ticket.quota.leave()
             raise self._saturated("The router has as many requests waiting as it may.")
-        ticket.turn = asyncio.get_running_loop().create_future()
+        ticket.turn = self._new_turn()
         self._queue.push(ticket)
         self._queued[ticket.model] = self._queued.get(ticket.model, 0) + 1
 
@@ -227,6 +239,10 @@ class Admission:
 
 
 _DEFAULT: Final = Share()
+
+
+def _on_the_running_loop() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _boundless() -> float:

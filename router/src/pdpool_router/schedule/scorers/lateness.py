@@ -22,7 +22,7 @@ class Lateness(msgspec.Struct, frozen=True):
     """Waiting and computing, squared, over a time that is about as long as users like to wait."""
 
     name: ClassVar[str] = "lateness"
-    patience_ms: float = 2000.0
+    patience_ms: float = 3000.0
 
     def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
         """Milliseconds per candidate."""
