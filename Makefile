@@ -139,6 +139,6 @@ chaos-operator: install ## Edits, kills and losses by a seeded story, and what h
 	@$(PY) -m e2e.chaos
 
 .PHONY: bench-scaling
-bench-scaling: ## The operator's tick beside rivals' scaling rules, on simulated days (TRACE=file, QUICK=1, JSON=file, PLOT=file)
+bench-scaling: ## The operator's tick beside rivals' scaling rules, on simulated days (TRACE=file, QUICK=1, HOURS=24, JSON=file, PLOT=file)
 	@PDPOOL_BENCH= tools/install
 	@$(PY) -m pdpool_sim.scaling.bench

@@ -151,7 +151,7 @@ def test_a_role_follows_its_queue_and_the_spec_is_never_written(
 
 
 def test_a_broken_pipeline_shows_on_the_pool(api: Api, namespace: str, workload: Workload) -> None:
-    """Prometheus answers 401: the size holds, and the condition names the address and no credential (Q30, Q109).
+    """Prometheus answers 401: the size holds, and condition and Event name the address and no credential (Q30, Q109).
 
     Its time moves only when it turns, and it turns back after the repair.
     """
@@ -180,11 +180,16 @@ def test_a_broken_pipeline_shows_on_the_pool(api: Api, namespace: str, workload:
         assert found["status"]["prefill"]["reason"] == "SignalsUnknown"
         assert "CANARY" not in str(found)
         since = condition(found, "ScalingActive")["lastTransitionTime"]
-        version = found["metadata"]["resourceVersion"]
-        time.sleep(3)
-        held = broken()
-        assert condition(held, "ScalingActive")["lastTransitionTime"] == since
-        assert held["metadata"]["resourceVersion"] == version, "a reading alone writes nothing"
+
+        def at_rest() -> None:
+            version = broken()["metadata"]["resourceVersion"]
+            time.sleep(3)  # some readings
+            held = broken()
+            assert condition(held, "ScalingActive")["lastTransitionTime"] == since
+            assert held["metadata"]["resourceVersion"] == version, "a reading alone writes nothing"
+
+        eventually(at_rest, timeout_s=60)
+        eventually(lambda: holds(_events(api, namespace, "SignalsUnknown") == ["Warning"]), timeout_s=20)
         series = {"namespace": namespace, "pod": first}
         prometheus.answer = lambda _path: vector((series, 30))
         eventually(lambda: holds(size(api, namespace, "prefill") == 3), timeout_s=20)
@@ -201,6 +206,12 @@ def test_a_broken_pipeline_shows_on_the_pool(api: Api, namespace: str, workload:
             assert size(api, namespace, "prefill") == 3
         prometheus.answer = lambda _path: vector((series, 0))
         eventually(lambda: holds(size(api, namespace, "prefill") == 1), timeout_s=30)
+
+
+def _events(api: Api, namespace: str, reason: str) -> list[str]:
+    """The types of the Events with a reason."""
+    found = api.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    return [each["type"] for each in found if each["reason"] == reason and "CANARY" not in str(each)]
 
 
 def test_a_pool_goes_to_zero_and_wakes(api: Api, namespace: str, workload: Workload) -> None:
