@@ -30,6 +30,8 @@ from e2e.release import licences
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from e2e.images.members import Member
+
 ROOT: Final = CHART.parents[1]
 TARGET: Final = ROOT / "dist" / "release"
 PACKAGES: Final = ("crds", "operator", "router", "sim")
@@ -101,16 +103,24 @@ def materials(progress: Progress) -> None:
     """What is in the images besides Debian: bills of materials, and licences that we may ship."""
     found: set[licences.Licensed] = set()
     for name, member in MEMBERS.items():
-        command = [uv(), "export", "--frozen", "--no-dev", "--all-extras", "--package", member.package]
-        bill = run([*command, "--format", "cyclonedx1.5"], folder=ROOT, timeout_s=600)
-        if json.loads(bill)["bomFormat"] != "CycloneDX":
-            raise ClusterError(f"{name}: no bill of materials was made")
-        (TARGET / f"pdpool-{name}.cdx.json").write_text(bill)
+        (TARGET / f"pdpool-{name}.cdx.json").write_text(bill(member))
         found |= set(licences.of(third_party_layer(member, contents(member), progress).path))
     listed = sorted(found, key=lambda each: each.name.lower())
     (TARGET / "LICENCES.md").write_text(licences.table(listed))
     if refused := [f"{each.name} ({each.licence or 'not told'})" for each in listed if not each.allowed]:
         raise ClusterError(f"licences that we may not ship, or do not know: {', '.join(refused)}")
+
+
+def bill(member: Member) -> str:
+    """The bill of materials of an image (CycloneDX): what the lock file puts into it, and nothing of development.
+
+    Raises `ClusterError` when none is made.
+    """
+    command = [uv(), "export", "--frozen", "--no-dev", "--all-extras", "--package", member.package]
+    text = run([*command, "--format", "cyclonedx1.5"], folder=ROOT, timeout_s=600)
+    if json.loads(text)["bomFormat"] != "CycloneDX":
+        raise ClusterError(f"{member.package}: no bill of materials was made")
+    return text
 
 
 def checksums() -> list[Path]:

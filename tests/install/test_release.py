@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from email.parser import Parser
+from typing import TYPE_CHECKING
 
 import pytest
 
 from e2e.release import __main__ as release
 from e2e.release import licences
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK = release.ROOT / "uv.lock"
 
 
 @pytest.mark.parametrize(
@@ -31,6 +39,30 @@ def test_a_licence_is_read_from_metadata_and_judged(metadata: str, licence: str,
     found = licences.licensed(Parser().parsestr(f"Name: p\nVersion: 1\n{metadata}\n"))
     assert (found.name, found.version, found.licence) == ("p", "1", licence)
     assert found.allowed is allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"), [("operator", {"kopf", "pydantic", "structlog"}), ("router", {"uvloop", "msgspec", "pyzmq"})]
+)
+def test_a_bill_of_materials_names_what_an_image_holds(name: str, holds: set[str]) -> None:
+    """Each package with the version that the lock file has, and none of the tools of development."""
+    text = release.bill(release.MEMBERS[name])
+    listed = {each["name"]: each for each in json.loads(text)["components"]}
+    assert holds <= listed.keys()
+    assert not {"pytest", "ruff", "sphinx", "matplotlib"} & listed.keys()
+    locked = {each["name"]: each.get("version") for each in release.tomllib.loads(LOCK.read_text())["package"]}
+    for package in holds:
+        assert listed[package]["version"] == locked[package]
+
+
+def test_checksums_are_of_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sha256sum --check` reads them."""
+    monkeypatch.setattr(release, "TARGET", tmp_path)
+    for name in ("b.tgz", "a.whl"):
+        (tmp_path / name).write_text(name)
+    assert [file.name for file in release.checksums()] == ["a.whl", "b.tgz"]
+    done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 0
 
 
 def test_every_part_is_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
