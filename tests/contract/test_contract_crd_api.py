@@ -12,11 +12,13 @@ import yaml
 
 from pdpool_api.conditions import ConditionType, Reason, set_condition
 from pdpool_api.pool import InferencePool, InferencePoolStatus, RoleStatus
+from pdpool_api.pool_status import GpuStatus, RouterStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from e2e.cluster.cluster import Cluster
+    from pdpool_api.conditions import Condition
 
 pytestmark = pytest.mark.api
 
@@ -24,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds/inferencepools.pdpool.io.yaml"
 NAMESPACE = "contract"
 DISCOVERY_S = 20.0
+NOW = "2026-01-01T00:00:00Z"
 
 SMALLEST: dict[str, Any] = {"model": {"id": "org/model"}, "prefill": {}, "decode": {}}
 
@@ -338,6 +341,49 @@ def test_explain_reads_well(cluster: Cluster) -> None:
     assert "<string> -required-" in cluster.kubectl("explain", "pdp.spec.decode.env.valueFrom.secretKeyRef")
 
 
+def _write_status(pools: Cluster, status: dict[str, Any]) -> None:
+    """As the operator does."""
+    body = {"apiVersion": "pdpool.io/v1alpha1", "kind": "InferencePool", "metadata": {"name": "p"}, "status": status}
+    how = ["--server-side", "--subresource=status", "--field-manager=pdpool", f"--namespace={NAMESPACE}"]
+    pools.kubectl("apply", *how, "-f", "-", text_input=yaml.safe_dump(body))
+
+
+def test_every_field_that_a_status_can_have_is_stored(pools: Cluster) -> None:
+    """None is pruned (Q21): each field of each part is written with a value of its own, and read again as it was."""
+    pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=_manifest(SMALLEST))
+    conditions: tuple[Condition, ...] = ()
+    for kind in ConditionType:
+        conditions = set_condition(conditions, kind, "True", Reason.VALID, "m", generation=1, now=NOW)
+    role = RoleStatus(
+        desired_replicas=3,
+        replicas=4,
+        ready_replicas=2,
+        updated_replicas=1,
+        unschedulable_replicas=5,
+        reason="QueueDepth",
+        message="m",
+        last_scale_time=NOW,
+    )
+    status = InferencePoolStatus(
+        observed_generation=1,
+        mode="Auto",
+        mode_inputs="i",
+        revision="r",
+        url="http://p-router",
+        prefill=role,
+        decode=role,
+        router=RouterStatus(replicas=2, ready_replicas=1),
+        gpus=GpuStatus(in_use=2, max=4),
+        conditions=conditions,
+    )
+    for part in (status, role, status.router, status.gpus, conditions[0]):
+        assert part is not None
+        assert part.model_fields_set == set(type(part).model_fields), "a new field belongs here as well"
+    _write_status(pools, status.to_json())
+    stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "p", "-o", "yaml"))
+    assert stored["status"] == status.to_json()
+
+
 def test_status_is_kept_whole_and_shown_in_columns(pools: Cluster) -> None:
     """Every field that is written comes back (Q21), an apply of status never touches the spec, and columns show it."""
     pools.kubectl("apply", f"--namespace={NAMESPACE}", "-f", "-", text_input=_manifest(SMALLEST))
@@ -355,19 +401,7 @@ def test_status_is_kept_whole_and_shown_in_columns(pools: Cluster) -> None:
         decode=counts,
         conditions=ready,
     ).to_json()
-    body = {"apiVersion": "pdpool.io/v1alpha1", "kind": "InferencePool", "metadata": {"name": "p"}, "status": status}
-    pools.kubectl(
-        *(
-            "apply",
-            "--server-side",
-            "--subresource=status",
-            "--field-manager=pdpool",
-            f"--namespace={NAMESPACE}",
-            "-f",
-            "-",
-        ),
-        text_input=yaml.safe_dump(body),
-    )
+    _write_status(pools, status)
     stored = yaml.safe_load(pools.kubectl("get", f"--namespace={NAMESPACE}", "pdp", "p", "-o", "yaml"))
     assert stored["status"] == status
     assert stored["metadata"]["generation"] == 1

@@ -1,8 +1,9 @@
-"""What a GitOps tool sees of a pool at rest: no difference, whichever way it applies."""
+"""What a GitOps tool sees of a pool, at rest and while sizes move: no difference, whichever way it applies."""
 
 from __future__ import annotations
 
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import pytest
 import yaml
 
 from pdpool_api import names
-from tests.operator.harness import eventually
+from tests.operator.harness import eventually, pool
 from tests.operator.site import settled
+from tests.operator.test_autoscale_api import Workload, size, waiting
 
 if TYPE_CHECKING:
     from tests.operator.harness import Api, Json
@@ -47,6 +49,48 @@ def test_a_pool_at_rest_shows_no_difference(site: Site, api: Api, namespace: str
     assert found["metadata"].get("finalizers", []) == []
     assert _owned(found) == {"f:status"}
     assert _diff(site, namespace, way, file) == ""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_difference_is_seen_while_sizes_move(site: Site, api: Api, namespace: str, tmp_path: Path, way: str) -> None:
+    """A role goes from one replica to four and back: at every look nothing differs, and a sync resets nothing (Q19)."""
+    autoscaled = {
+        "hardware": "cpu",
+        "autoscaling": {
+            "minReplicas": 1,
+            "maxReplicas": 8,
+            "signals": [{"type": "QueueDepth", "target": 10}],
+            "scaleDown": {"stabilizationSeconds": 3},
+        },
+    }
+    file = tmp_path / "pool.yaml"
+    body = pool("tiny", namespace, prefill=autoscaled, decode={"hardware": "cpu"}, autoscaling={"intervalSeconds": 1})
+    file.write_text(yaml.safe_dump(body))
+    _kubectl(site, namespace, *WAYS[way], "--filename", str(file))
+    generation = settled(api, namespace, "tiny")["metadata"]["generation"]
+    looks: list[tuple[int, str]] = []
+
+    def moved_to(count: int) -> None:
+        looks.append((size(api, namespace, "prefill"), _diff(site, namespace, way, file)))
+        assert looks[-1][0] == count
+
+    with ExitStack() as stack:
+        workload = Workload(api, namespace, stack)
+        (first,) = workload.wait_pods("prefill", 1)
+        workload.serve(first, waiting(40))
+        eventually(lambda: moved_to(4), timeout_s=30)
+        _kubectl(site, namespace, *WAYS[way], "--filename", str(file))
+        moved_to(4)
+        workload.show(first, waiting(0))
+        eventually(lambda: moved_to(1), timeout_s=60)
+        _kubectl(site, namespace, *WAYS[way], "--filename", str(file))
+        moved_to(1)
+    assert {now for now, _ in looks} >= {1, 4}
+    assert {shown for _, shown in looks} == {""}
+    found = _pool(api, namespace, "tiny")
+    assert found["metadata"]["generation"] == generation
+    assert "replicas" not in found["spec"]["prefill"]
+    assert _owned(found) == {"f:status"}
 
 
 def _pool(api: Api, namespace: str, name: str) -> Json:
