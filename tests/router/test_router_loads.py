@@ -57,6 +57,27 @@ def test_a_new_life_begins_at_zero() -> None:
     assert loads.loads["new"].requests == 0
 
 
+def test_who_was_not_asked_yet_is_as_its_peers() -> None:
+    """From the first report on and not a second later; while those are idle, all are equal."""
+    loads = Loads()
+    loads.keep(P)
+    loads.report("p0", Report(running=0, waiting=0), 1.0, 0)
+    assert [load.others for load in loads.loads.values()] == [0, 0, 0]
+    assert len({load.wait_ms for load in loads.loads.values()}) == 1
+    for uid in ("p0", "p1"):
+        for _ in range(2):
+            loads.report(uid, Report(running=1, waiting=5), 1.0, 0)
+    loads.settle(1.0, 1.0)
+    assert loads.loads["p2"].others > 6
+    new = Endpoint(uid="new", name="new", role=Role.PREFILL, host="h", port=1)
+    loads.keep([*P, new])
+    assert loads.loads["new"].others == 6
+    late = Loads()
+    late.keep(P)
+    late.report("p0", Report(running=1, waiting=5), 1.0, 0)
+    assert [load.others for load in late.loads.values()] == [6, 6, 6]
+
+
 @pytest.mark.parametrize(("fixed_ms", "token_ms"), [(2.0, 0.01), (30.0, 0.5), (0.0, 3.0)])
 def test_a_line_is_found_in_spite_of_outliers(fixed_ms: float, token_ms: float) -> None:
     """From a guess that is far off, with noise, and one observation in twenty a hundred times too long."""

@@ -244,6 +244,7 @@ async def test_an_engine_without_metrics_does_not_look_idle(site: MakeSite) -> N
         return (len(odd.generations("decode")) - before) / 100
 
     await eventually(lambda: sum(load.reported for load in loads.values()) == len(known), within_s=20)
+    await eventually(lambda: max(load.others for load in loads.values() if not load.reported) > 5, within_s=20)
     assert await here.metric("stale_endpoints") == 1
     assert await share_of_the_third() <= 0.4
     odd.script.clear()

@@ -190,7 +190,7 @@ class Loads:
             self.loads[uid] = kept.load
             _publish(kept)
         if len(self._kept) > count:
-            self._assume()
+            self._assume(0.0)
 
     # --- what the router does --------------------------------------------------------------------------------------
     def begin(self, endpoint: Endpoint, tokens: int) -> Work:
@@ -267,7 +267,7 @@ class Loads:
         kept.load.reported = True
         _figure(kept)
         if first:
-            self._assume()  # until then nobody knew what those that do not report are compared with
+            self._assume(0.0)  # who was not asked yet must not look idle beside it, nor worse than it
 
     def settle(self, now_s: float, interval_s: float) -> None:
         """Learns from what was noted and publishes it, for all at once; makes stale reports unknown.
@@ -288,7 +288,7 @@ class Loads:
                 kept.load.reported = False
             _publish(kept)
             kept.load.recent_ms *= kept_share
-        self._assume()
+        self._assume(_UNKNOWN_MORE)
 
     def kv_usage(self, uid: str) -> float | None:
         """Share of an engine's KV blocks in use; None: unknown."""
@@ -296,8 +296,8 @@ class Loads:
         return kept.report.kv_usage if kept is not None and kept.report is not None else None
 
     # --- inside ------------------------------------------------------------------------------------------------------
-    def _assume(self) -> None:
-        """Whoever does not report has what its peers have, and a little more."""
+    def _assume(self, more: float) -> None:
+        """Whoever does not report has what its peers have, and so many requests more."""
         known: dict[Role, list[float]] = {}
         unknown: list[_Kept] = []
         for kept in self._kept.values():
@@ -307,7 +307,7 @@ class Loads:
                 unknown.append(kept)
         for kept in unknown:
             peers = known.get(kept.endpoint.role)
-            kept.load.others = sum(peers) / len(peers) + _UNKNOWN_MORE if peers else 0.0
+            kept.load.others = sum(peers) / len(peers) + more if peers else 0.0
             _figure(kept)
 
     def _role(self, role: Role) -> _Speeds:
