@@ -46,7 +46,7 @@ def stored(tokens: list[int], *, size: int = SIZE, first_name: int = 1, **fields
 
 X, Y, T = ids("x"), ids("y"), ids("t")
 LONG = ids("long", 1089)
-ADAPTED = {"lora_id": 1, "lora_name": "adapter-a", "extra_keys": [["adapter-a"]] * 4}
+ADAPTED: dict[str, Any] = {"lora_id": 1, "lora_name": "adapter-a", "extra_keys": [["adapter-a"]] * 4}
 
 
 class Pods:
@@ -79,7 +79,7 @@ async def pods() -> AsyncIterator[Pods]:
     async with contextlib.AsyncExitStack() as stack:
         made, static = [], []
         for role in ("prefill", "prefill", "decode"):
-            engine = await stack.enter_async_context(Standin(role))  # type: ignore[arg-type]
+            engine = await stack.enter_async_context(Standin(role))
             events, replay = free_ports(2)
             made.append(
                 Publisher(

@@ -75,6 +75,8 @@ class Follower:
             self._begin(at=number)
         elif late and self._waiting is None:
             return
+        elif self._replayed and self._next is not None and number >= self._next:
+            self._replayed.clear()  # live batches come in order: none of those will
         if self._waiting is not None:
             self._waiting.append((number, batch))
             if len(self._waiting) > MOST_WAITING:
