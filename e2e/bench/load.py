@@ -27,6 +27,8 @@ KEY = "sk-bench-0123456789abcdef"
 """What every request shows; who asks for no key does not look."""
 MAX_OPEN = 1024
 ANSWER_DEADLINE_S = 15
+LEAST_SHARE = 0.5
+"""Of the chunks that are due, that must have come for a figure of long streams to mean something."""
 CROWD_BEGUN_S = 60
 """All of a crowd's streams have begun, also where the machine has other work."""
 SLOW_RATE_PER_S = 50.0
@@ -340,6 +342,10 @@ class Client:
         if self._open != len(numbers):
             message = f"only {self._open} of {len(numbers)} streams ran until the end of the window"
             raise LoadError(f"{message}: {self.tally.faults[:3]}")
+        due = len(numbers) * window_s * 1000 / self._workload.gap_ms
+        if events < LEAST_SHARE * due:
+            # What little was relayed would bear the cost of everything else that the process does.
+            raise LoadError(f"only {events} of {due:.0f} chunks came: router, engines or client did not keep up")
         await self._all_answered(self._workload.chunks * self._workload.gap_ms / 1000 + ANSWER_DEADLINE_S)
         return used_ns, events
 

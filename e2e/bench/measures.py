@@ -188,8 +188,8 @@ def closed_loop(count: int) -> Measure:
 
     rows = {
         "closed_us": (f"closed loop, {CLOSED_AT_ONCE} at once", "CPU µs/request"),
-        "closed_core": ("the same, of a whole core", "requests/s"),
-        "closed_rate": ("the same, as far as the client's core went", "requests/s"),
+        "closed_core": ("closed loop: what a whole core could do", "requests/s"),
+        "closed_rate": ("closed loop: as far as the client's core went", "requests/s"),
     }
     return Measure(rows, W1, take)
 
@@ -203,9 +203,9 @@ def crowd(window_s: float) -> Measure:
 
     rows = {
         "crowd_chunk": (CROWD.title, "CPU µs/chunk"),
-        "crowd_core": ("the same", "cores"),
-        "crowd_rate": ("the same", "chunks/s"),
-        "crowd_rss": ("the same", "kB/stream"),
+        "crowd_core": ("4,000 streams: CPU", "cores"),
+        "crowd_rate": ("4,000 streams: what came, of 32,000", "chunks/s"),
+        "crowd_rss": ("4,000 streams: memory of each", "kB/stream"),
     }
     return Measure(rows, CROWD, take)
 

@@ -23,6 +23,7 @@ def draw(rows: Sequence[Row], titles: Mapping[str, str], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see the module's boundary
     from matplotlib.figure import Figure  # noqa: PLC0415
 
+    rows = [row for row in rows if any(row.median(one) is not None for one in titles)]
     columns = 4
     lines = -(-len(rows) // columns)
     figure = Figure(figsize=(4.4 * columns, 2.4 * lines), layout="constrained")

@@ -288,6 +288,19 @@ async def test_crowd_that_breaks_is_no_crowd() -> None:
             await Client(port, CROWD).crowd(range(1), 0.3, read_ns=lambda: 0, rss_bytes=lambda: 0)
 
 
+async def test_streams_that_hardly_come_have_no_cost_per_chunk() -> None:
+    """Where most chunks that are due do not come, dividing by those that do would tell nothing."""
+    event = replies.stream_event(serial(0), 0, 100)
+    begun = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(event), event)
+    async with serving(lambda: Scripted(begun)) as port:
+        client = Client(port, long_streams(1, 2))
+        try:
+            with pytest.raises(LoadError, match="0 of 10 chunks came"):
+                await client.hold(range(1), 0.2, lambda: 0)
+        finally:
+            await client.close()
+
+
 async def test_closed_loop_sends_every_request_once() -> None:
     """However many are at once, all are sent and each answer is checked."""
     handoffs = Handoffs()
