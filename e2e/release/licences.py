@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PERMISSIVE: Final = frozenset({
-    "0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "PSF-2.0", "Unlicense", "ZPL-2.1",
+    "0BSD", "Apache-2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CNRI-Python", "ISC", "MIT", "PSF-2.0", "Unlicense",
+    "ZPL-2.1",
 })  # fmt: skip
 WEAK_COPYLEFT: Final = frozenset({"MPL-2.0"})
 """Their files stay under their own terms, which shipping them unchanged meets."""

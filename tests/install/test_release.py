@@ -25,6 +25,7 @@ LOCK = release.ROOT / "uv.lock"
         ("License-Expression: Apache-2.0 AND MIT", "Apache-2.0 AND MIT", True),
         ("License-Expression: GPL-3.0-only OR BSD-3-Clause", "GPL-3.0-only OR BSD-3-Clause", True),
         ("License-Expression: MIT AND GPL-3.0-only", "MIT AND GPL-3.0-only", False),
+        ("License-Expression: Apache-2.0 AND CNRI-Python", "Apache-2.0 AND CNRI-Python", True),
         ("License-Expression: Apache-2.0 WITH LLVM-exception", "Apache-2.0 WITH LLVM-exception", True),
         ("Classifier: License :: OSI Approved :: BSD License", "BSD", True),
         ("Classifier: License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)", "MPL-2.0", True),
