@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from e2e.chart import CHART, HELM3, HELM4, NAMESPACE, OPERATOR, Helm, documents, render
+from e2e.chart.before import ADDED, REMOVED, release_before
 from e2e.cluster.progress import ClusterError
 from pdpool_api import names
 from tests.install.matrix import ROWS
@@ -27,8 +26,6 @@ pytestmark = [pytest.mark.api, pytest.mark.xdist_group("install")]
 
 Json = dict[str, Any]
 POOLS = "pools"
-FIELD = "maxGpus"
-"""An optional field, that the definition of the release before lacks."""
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +61,8 @@ def _remove(plane: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart of the release before: one optional field fewer, and one that is gone since."""
-    chart = tmp_path_factory.mktemp("earlier") / "pdpool"
-    shutil.copytree(CHART, chart)
-    file = chart / "files" / f"{names.CRD_NAME}.yaml"
-    (crd,) = documents(file.read_text())
-    fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    fields["formerly"] = {"type": "string"}
-    del fields[FIELD]
-    rules = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    rules["x-kubernetes-validations"] = [
-        each for each in rules.get("x-kubernetes-validations", []) if FIELD not in each["rule"]
-    ]
-    file.write_text(yaml.safe_dump(crd))
-    about = chart / "Chart.yaml"
-    about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9"))
-    return chart
+    """The chart of the release before."""
+    return release_before(tmp_path_factory.mktemp("earlier"))
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -101,17 +84,22 @@ def test_every_row_of_values_is_taken_by_the_api_server(plane: Cluster) -> None:
 def test_a_release_lives_from_install_to_adoption(
     plane: Cluster, api: Api, earlier: Path, tmp_path: Path, programs: tuple[str, str]
 ) -> None:
-    """An upgrade brings new fields, a rollback returns, uninstalling leaves pools, a reinstall adopts them (Q17)."""
+    """An upgrade brings new fields, a rollback returns, uninstalling leaves pools, a reinstall adopts them (Q17).
+
+    A field that is gone since is dropped from pools that have it, and hinders nobody.
+    """
     old, new = (Helm(plane.kubeconfig, NAMESPACE, program=program) for program in programs)
     old.install(chart=earlier)
     plane.wait_established(names.CRD_NAME)
     api.create("inferencepools", POOLS, _pool())
-    assert FIELD not in _stored(api)["spec"]
+    assert ADDED not in _stored(api)["spec"]
+    assert _stored(api)["spec"][REMOVED] == "said"
 
     new.install()
     eventually(lambda: _stored_field(api))
     operator = _operator(plane, tmp_path / "first.log")
     before = settled(api, POOLS, "p")
+    assert REMOVED not in before["spec"]
     children = generations(api, POOLS)
     assert operator.stop() == 0
 
@@ -175,7 +163,7 @@ def test_helm_takes_over_a_plain_installation_when_told_to(plane: Cluster) -> No
 
 def _pool() -> Json:
     found = pool("p", POOLS)
-    found["spec"][FIELD] = 16
+    found["spec"] |= {ADDED: 16, REMOVED: "said"}
     found["spec"]["prefill"] |= {"replicas": 0}
     found["spec"]["decode"] |= {"replicas": 0}
     return found
@@ -188,8 +176,8 @@ def _stored(api: Api) -> Json:
 
 
 def _stored_field(api: Api) -> None:
-    api.merge("inferencepools", POOLS, "p", {"spec": {FIELD: 16}})
-    assert _stored(api)["spec"][FIELD] == 16
+    api.merge("inferencepools", POOLS, "p", {"spec": {ADDED: 16}})
+    assert _stored(api)["spec"][ADDED] == 16
 
 
 def _gone(api: Api) -> None:
