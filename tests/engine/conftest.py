@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REAL_LEASE_S, STANDIN_LEASE_S = 6, 2
+"""Of prefill: some rows wait until it is over."""
+DECODE_LEASE_S = 15
+"""Long enough that a drain, which lasts until what is held is pulled, does not end before a slow test has pulled it."""
 # Slow enough that a request can be met while it runs.
 STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
 EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--shutdown-timeout", "20")
@@ -66,7 +69,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     env = {} if real else STANDIN
     lease_s = REAL_LEASE_S if real else STANDIN_LEASE_S
     prefill = kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env)
-    decode = kind("decode", extra=EXTRA, lease_s=lease_s, env=env)
+    decode = kind("decode", extra=EXTRA, lease_s=DECODE_LEASE_S, env=env)
     with EngineSet([prefill, decode]):
         pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()), lease_s)
         pair.greet()

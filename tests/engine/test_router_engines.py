@@ -70,14 +70,15 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @contextlib.asynccontextmanager
-async def routed(engines: Engines) -> AsyncIterator[str]:
-    """The base URL of a router before the engines."""
-    static = [{"role": "prefill", "url": one.url} for one in engines.prefill]
+async def routed(engines: Engines, *, prefills: int = 2, **over: Any) -> AsyncIterator[str]:
+    """The base URL of a router before the engines, or before the last of the prefills, which nobody ends."""
+    static = [{"role": "prefill", "url": one.url} for one in engines.prefill[-prefills:]]
     static.append({"role": "decode", "url": engines.decode.url})
     settings = {
         "model": {"servedNames": ["tiny"], "adapters": ["ad"]},
         "endpoints": {"static": static},
         "routing": {"localPrefill": {"maxUncachedTokens": 0}},  # prompts are short, and hop all the same
+        **over,
     }
     router = Router(from_mapping(settings), rng=random.Random(5))
     await router.start("127.0.0.1", 0, 0)
@@ -131,6 +132,45 @@ async def test_what_shapes_an_answer_shapes_that_of_two_legs(engines: Engines, m
     """Tools, structured output and log probabilities: the same answer at temperature 0 as one engine's."""
     legs, whole = await both(engines, "/v1/chat/completions", messages=ASK, **more)
     assert said(legs) == said(whole)
+
+
+TALK: list[Any] = [{"role": "user", "content": "Of winds and tides and the ships between them, " * 12}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cached"),
+    [
+        ("chat/completions", {"messages": TALK, "max_tokens": 2}, ("prompt_tokens_details", "cached_tokens")),
+        ("completions", {"prompt": TALK[0]["content"], "max_tokens": 2}, ("prompt_tokens_details", "cached_tokens")),
+        ("responses", {"input": TALK, "max_output_tokens": 2}, ("input_tokens_details", "cached_tokens")),
+        ("messages", {"messages": TALK, "max_tokens": 2}, ("cache_read_input_tokens",)),
+    ],
+)
+async def test_tenants_share_no_kv_on_any_route(
+    engines: Engines, tmp_path: Path, path: str, body: dict[str, Any], cached: tuple[str, ...]
+) -> None:
+    """Who asks again what was asked before finds it cached, and another tenant with the same words does not.
+
+    No header that concerns one connection comes through.
+    """
+    (tmp_path / "keys").write_text("a=sk-a\nb=sk-b\n")
+    (tmp_path / "salt").write_text(f"{random.random()}")
+    auth = {"apiKeysFile": str(tmp_path / "keys"), "saltFile": str(tmp_path / "salt")}
+    found = []
+    async with routed(engines, prefills=1, auth=auth) as base, httpx.AsyncClient(timeout=120) as client:
+        for key in ("sk-a", "sk-a", "sk-b"):
+            headers = {"authorization": f"Bearer {key}", "connection": "x-hop", "x-hop": "1"}
+            asked = {"model": "tiny", "temperature": 0, **body}
+            answer = await client.post(f"{base}/v1/{path}", json=asked, headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-pdpool-prefill"] == "remote"
+            assert not {"connection", "keep-alive", "transfer-encoding", "x-hop"} & set(answer.headers)
+            value = answer.json()["usage"]
+            for name in cached:
+                value = value[name]
+            found.append(value)
+    assert found[0] == found[2] == 0
+    assert found[1] > 0
 
 
 async def test_openais_client_cannot_tell(engines: Engines) -> None:

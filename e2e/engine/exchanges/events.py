@@ -7,7 +7,6 @@ Boundary: `subscribed` and `replayed` are the two clients; the engine's publishe
 
 from __future__ import annotations
 
-import time
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,18 @@ from e2e.engine.exchanges.parts import (
     exchange,
     ids,
     plain,
+    wait_for,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LATE_S, QUIET_S = 15.0, 0.3
+"""How late an event may be that must come; how long one is waited for that must not."""
+
 
 class Subscriber:
-    """A SUB socket on an engine's events; `seen` gathers batches until something is there."""
+    """A SUB socket on an engine's events."""
 
     def __init__(self, target: Target) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -42,29 +45,36 @@ class Subscriber:
         self._target = target
 
     def warm(self) -> None:
-        """Wait until the subscription holds: publish something until it is heard."""
-        for _ in range(50):
-            self._target.ok(
-                COMPLETIONS,
-                plain([7] * 32, cache_salt=f"warm {uuid.uuid4()}"),
-            )
-            if self.batches(0.2):
-                while self.batches(0.2):
-                    pass
-                return
+        """Wait until the subscription holds: publish something until it is heard.
+
+        Events come in their order, so that none of these is left when the newest has come.
+        """
+        for _ in range(20):
+            salt = f"warm {uuid.uuid4()}"
+            self._target.ok(COMPLETIONS, plain([7] * 32, cache_salt=salt))
+            while (batch := self._batch(1.0)) is not None:
+                if any(event.get("extra_keys") == [[salt]] for event in batch[2][1]):
+                    return
         raise AssertionError("no event was heard")
 
-    def batches(self, quiet_s: float) -> list[tuple[bytes, int, list[Any]]]:
-        """(topic, sequence, batch) of what arrives until nothing does for so long."""
-        found = []
-        while self._socket.poll(int(quiet_s * 1000)):
-            topic, sequence, payload = self._socket.recv_multipart()
-            found.append((topic, int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload)))
+    def batches(self, blocks: int) -> list[tuple[bytes, int, list[Any]]]:
+        """(topic, sequence, batch) of what arrives until so many blocks were told, and for a moment after that."""
+        found: list[tuple[bytes, int, list[Any]]] = []
+        told = 0
+        while (batch := self._batch(QUIET_S if told >= blocks else LATE_S)) is not None:
+            found.append(batch)
+            told += sum(len(event["block_hashes"]) for event in batch[2][1] if event["type"] == "BlockStored")
         return found
 
-    def events(self, quiet_s: float = 0.5) -> list[Json]:
+    def events(self, blocks: int) -> list[Json]:
         """The events of those batches."""
-        return [event for _, _, batch in self.batches(quiet_s) for event in batch[1]]
+        return [event for _, _, batch in self.batches(blocks) for event in batch[1]]
+
+    def _batch(self, within_s: float) -> tuple[bytes, int, list[Any]] | None:
+        if not self._socket.poll(int(within_s * 1000)):
+            return None
+        topic, sequence, payload = self._socket.recv_multipart()
+        return topic, int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload)
 
     def close(self) -> None:
         """Close the socket."""
@@ -89,7 +99,7 @@ def replayed(target: Target, start: int) -> Iterator[tuple[int, bytes]]:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(target.replay)
         dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        while dealer.poll(3000):
+        while dealer.poll(int(LATE_S * 1000)):
             _, _, sequence, payload = dealer.recv_multipart()
             number = int.from_bytes(sequence, "big", signed=True)
             yield number, payload
@@ -119,7 +129,8 @@ def events_tell_the_chain(pair: Pair) -> None:
     with subscribed(pair.prefill) as subscriber:
         prompt = pair.prompt(70)
         answer = pair.prefill.ok(COMPLETIONS, plain(prompt, max_tokens=40))
-        batches = subscriber.batches(0.5)
+        known = (prompt + ids(answer))[:-1]
+        batches = subscriber.batches(len(known) // BLOCK_TOKENS)
         numbers = [number for _, number, _ in batches]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert {topic for topic, _, _ in batches} == {b"kv"}
@@ -132,12 +143,11 @@ def events_tell_the_chain(pair: Pair) -> None:
         assert len(stored[0]["block_hashes"]) == 2
         assert stored[0]["block_size"] == BLOCK_TOKENS
         assert stored[0]["extra_keys"] == [None, None]
-        known = (prompt + ids(answer))[:-1]
         told = [token for event in stored for token in event["token_ids"]]
         assert told == known[: len(known) // BLOCK_TOKENS * BLOCK_TOKENS]
         assert stored[1]["parent_block_hash"] == stored[0]["block_hashes"][-1]
         pair.prefill.ok(COMPLETIONS, plain(prompt, max_tokens=1))
-        assert subscriber.events() == []
+        assert subscriber.events(0) == []
 
 
 @exchange
@@ -146,14 +156,14 @@ def events_of_pulled_blocks(pair: Pair) -> None:
     with subscribed(pair.prefill) as on_prefill, subscribed(pair.decode) as on_decode:
         prompt = pair.prompt(96)
         params = pair.first_leg(prompt)
-        (first,) = on_prefill.events()
+        (first,) = on_prefill.events(3)
         pair.decode.ok(COMPLETIONS, plain(prompt, max_tokens=1, kv_transfer_params=params))
-        (pulled,) = on_decode.events()
+        (pulled,) = on_decode.events(3)
         assert pulled["block_hashes"] == first["block_hashes"]
         assert len(pulled["block_hashes"]) == 3
         assert pulled["medium"] == "GPU"
         pair.prefill.ok(COMPLETIONS, plain(prompt, max_tokens=1))
-        (again,) = on_prefill.events()
+        (again,) = on_prefill.events(1)
         assert again["block_hashes"] == first["block_hashes"][-1:]
         assert again["parent_block_hash"] == first["block_hashes"][-2]
 
@@ -164,14 +174,14 @@ def events_with_salt_and_session(pair: Pair) -> None:
     with subscribed(pair.prefill) as subscriber:
         prompt = pair.prompt(70)
         pair.prefill.ok(COMPLETIONS, plain(prompt, cache_salt="tenant", session_id="s1"))
-        (stored,) = subscriber.events()
+        (stored,) = subscriber.events(2)
         assert stored["extra_keys"] == [["tenant"], None]
         assert stored["session_id"] == "s1"
         pair.prefill.ok(COMPLETIONS, plain(prompt))
-        (other,) = subscriber.events()
+        (other,) = subscriber.events(2)
         assert not set(other["block_hashes"]) & set(stored["block_hashes"])
         pair.prefill.ok(COMPLETIONS, plain(prompt, vllm_xargs={"kv_cache_report_mode": "full"}))
-        (full,) = subscriber.events()
+        (full,) = subscriber.events(2)
         assert full["block_hashes"] == other["block_hashes"]
         assert full["token_ids"] == prompt[:64]
         assert full["parent_block_hash"] is None
@@ -181,8 +191,12 @@ def events_with_salt_and_session(pair: Pair) -> None:
 def replay(pair: Pair) -> None:
     """A DEALER that sends an empty frame and a sequence gets every batch from there and an end marker of -1."""
     pair.prefill.ok(COMPLETIONS, plain(pair.prompt(40)))
-    time.sleep(0.3)
-    numbers = [number for number, _ in replayed(pair.prefill, 0)]
+
+    def told() -> list[int]:
+        return [number for number, _ in replayed(pair.prefill, 0)]
+
+    assert wait_for(lambda: len(told()) > 1, LATE_S)
+    numbers = told()
     assert numbers[-1] == -1
     assert numbers[:-1] == list(range(len(numbers) - 1))
     assert len(numbers) > 1

@@ -45,13 +45,13 @@ def lease_runs_out(pair: Pair) -> None:
     pair.quiet()
     before = pair.prefill.metrics()
     params = pair.first_leg(prompt)
-    assert wait_for(lambda: pair.prefill.metrics()["kv_cache_usage_perc"] > 0, 2)
+    assert wait_for(lambda: pair.prefill.metrics()["kv_cache_usage_perc"] > 0, pair.lease_s)
     pair.quiet()
     assert pair.prefill.growth(before, "nixl_num_kv_expired_reqs_total") == [1]
     answer = pair.decode.ok(COMPLETIONS, plain(prompt, kv_transfer_params=params))
     assert ids(answer) == ids(pair.prefill.ok(COMPLETIONS, plain(prompt)))
     late = "nixl_num_notifications_after_expiry_total"
-    assert pair.prefill.growth(before, late, within_s=10)[0] == 1
+    assert pair.prefill.growth(before, late)[0] == 1
 
 
 @exchange
@@ -87,7 +87,7 @@ def failed_pull_fails(pair: Pair) -> None:
     assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
     assert answer.json()["error"]["type"] == "InternalServerError"
     assert pair.decode.growth(before, "nixl_num_failed_transfers_total")[0] == 1
-    assert pair.decode.metrics()["num_requests_running"] == 0
+    assert wait_for(lambda: pair.decode.metrics()["num_requests_running"] == 0, 15)
 
 
 @exchange
@@ -109,7 +109,7 @@ def disconnect_aborts(pair: Pair) -> None:
     with pair.decode.client.stream("POST", pair.decode.url + COMPLETIONS, json=body) as answer:
         pieces = answer.iter_bytes()
         next(pieces)
-        assert wait_for(lambda: pair.decode.metrics()["num_requests_running"] == 1, 5)
-    assert wait_for(lambda: pair.decode.metrics()["num_requests_running"] == 0, 5)
+        assert wait_for(lambda: pair.decode.metrics()["num_requests_running"] == 1, 15)
+    assert wait_for(lambda: pair.decode.metrics()["num_requests_running"] == 0, 15)
     aborted = 'request_success_total{finished_reason="abort"}'
     assert pair.decode.metrics()[aborted] == before[aborted]

@@ -91,7 +91,7 @@ class Target:
                 found[name.removeprefix("vllm:")] = float(value)
         return found
 
-    def growth(self, since: dict[str, float], *names: str, within_s: float = 5.0) -> list[float]:
+    def growth(self, since: dict[str, float], *names: str, within_s: float = 15.0) -> list[float]:
         """How much metrics have grown; waits until the first has, because a server's own numbers lag its answers."""
         end_s = time.monotonic() + within_s
         while True:
@@ -113,16 +113,20 @@ class Pair:
     left_over: Json | None = None  # parameters of a 64-token prompt on decode, kept from one ending row for the next
 
     def greet(self) -> None:
-        """Let the engines meet, both ways: on a busy machine real ones may miss NIXL's 5 s for the first handshake."""
+        """Let the engines meet, both ways: on a busy machine real ones may miss NIXL's 5 s for the first handshake.
+
+        Rows rely on it: where an engine computes what it could not pull, a handshake that failed shows much later.
+        """
         for prefill, decode in ((self.prefill, self.decode), (self.decode, self.prefill)):
-            for _ in range(4):
+
+            def met(prefill: Target = prefill, decode: Target = decode) -> bool:
                 prompt = self.prompt(40)
                 leg = prefill.ok(COMPLETIONS, plain(prompt, max_tokens=1, kv_transfer_params=FIRST_LEG))
-                body = plain(prompt, kv_transfer_params=leg["kv_transfer_params"])
                 before = decode.metrics()
-                decode.post(COMPLETIONS, body)
-                if decode.growth(before, "nixl_bytes_transferred_sum", within_s=1.0)[0]:
-                    break
+                decode.post(COMPLETIONS, plain(prompt, kv_transfer_params=leg["kv_transfer_params"]))
+                return decode.growth(before, "nixl_bytes_transferred_sum", within_s=1.0)[0] > 0
+
+            assert wait_for(met, 60), f"{decode.url} pulls nothing from {prefill.url}"
 
     def quiet(self) -> None:
         """Wait until prefill holds nothing: leases that other rows left are over."""

@@ -47,7 +47,7 @@ def models_and_adapters(pair: Pair) -> None:
     base = target.ok(COMPLETIONS, plain(prompt))
     with subscribed(target) as subscriber:
         adapted = target.ok(COMPLETIONS, plain(prompt, model="ad"))
-        (stored,) = subscriber.events()
+        (stored,) = subscriber.events(1)
     assert (stored["lora_name"], stored["extra_keys"]) == ("ad", [["ad"]])
     assert isinstance(stored["lora_id"], int)
     assert adapted["model"] == "ad"
