@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-REAL_LEASE_S, STANDIN_LEASE_S = 6, 2
-"""Of prefill: some rows wait until it is over."""
+REAL_LEASE_S, STANDIN_LEASE_S = 10, 2
+"""Of prefill: some rows wait until it is over, and on a busy machine seconds pass between two legs."""
 DECODE_LEASE_S = 15
 """Long enough that a drain, which lasts until what is held is pulled, does not end before a slow test has pulled it."""
 # Slow enough that a request can be met while it runs.
