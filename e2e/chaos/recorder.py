@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from e2e.scenarios.api import ClusterApi
 
 _RETRY_S: Final = 0.3
-_SILENT_S: Final = 30.0
+_SILENT_S: Final = 5.0
+"""A watch that tells nothing for so long is begun again, from where it was; the end of the recorder waits for it."""
 _GONE: Final = 410
 _OK: Final = 200
+_ENDS_S: Final = 60.0
 _CAUGHT_UP_S: Final = 60.0
 
 KINDS: Final[Mapping[str, tuple[str, str, Callable[[Json], State | None]]]] = {
@@ -59,6 +61,8 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        for each in self._threads:
+            each.join(_ENDS_S)
 
     def taken(self) -> list[Event]:
         """Every event since the last call, all of them up to what the API server lists now.

@@ -17,7 +17,7 @@ from tests.operator.harness import Api, Json, condition, eventually, pool
 from tests.operator.site import holds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 # On one worker: both need a control plane in which nothing else happens.
@@ -25,9 +25,22 @@ pytestmark = [pytest.mark.api, pytest.mark.xdist_group("chaos"), pytest.mark.tim
 
 SEED = 2
 ALWAYS = (
-    (Kind.KILL_LEADER, Kind.MODE, Kind.INVALID, Kind.KILL, Kind.DELETE),
-    (Kind.STOP_LEADER, Kind.API, Kind.NODE, Kind.EVICT, Kind.EDIT),
+    Kind.STOP_LEADER,
+    Kind.API,
+    Kind.NODE,
+    Kind.KILL,
+    Kind.EVICT,
+    Kind.MODE,
+    Kind.INVALID,
+    Kind.DELETE,
+    Kind.EDIT,
 )
+PATIENCE_S = 240.0
+"""Two operators start, and controllers follow: minutes on a busy machine."""
+
+
+def patiently(look: Callable[[], None]) -> None:
+    eventually(look, timeout_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +50,11 @@ def place() -> Iterator[ControlPlane]:
 
 
 def test_a_short_story_of_chaos(place: ControlPlane, tmp_path: Path) -> None:
-    """Two rounds of edits, kills and losses of everything once: what must hold is looked at often, and holds."""
-    plan = Plan(SEED, minutes=10, acts=9, quiet_s=5, node_s=6, always=ALWAYS, most_rounds=len(ALWAYS))
+    """A round of edits, kills and losses, each kind once: what must hold is looked at often, and holds."""
+    plan = Plan(SEED, minutes=10, acts=13, quiet_s=5, node_s=6, always=[ALWAYS], most_rounds=1)
     report = play(place, plan, tmp_path, print)
     assert report.findings == [], table(report, 0)
-    assert len(report.ready_s) == 1 + len(ALWAYS)
+    assert len(report.ready_s) == 2
     assert report.takeover_s
     for rule in (rules.WRITER, rules.CAP, rules.SURGE, rules.NEEDED, rules.ORPHAN, rules.CALM_READY, rules.CALM_QUIET):
         assert report.tally.checked[rule] > 0, rule
@@ -52,33 +65,40 @@ def test_pods_of_a_lost_node_are_replaced_and_block_no_smaller_size(place: Contr
 
     The eviction, five minutes after the loss, is the test's.
     """
-    api, nodes, namespace = Api(place.cluster.kubeconfig), place.nodes, "lost-node"
+    api, namespace = Api(place.cluster.kubeconfig), "lost-node"
     api.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    decode: Json = {"replicas": 4, "drainSeconds": 5}
-    with Operators(place.cluster, tmp_path):
-        api.apply("inferencepools", namespace, pool("p", namespace, prefill={"drainSeconds": 5}, decode=decode))
-        eventually(lambda: _whole(api, namespace, 4))
-        lost = _busiest(api, namespace)
-        nodes.silence(lost)
-        gone = {each["metadata"]["name"] for each in _decodes(api, namespace) if _node(each) == lost}
-        eventually(lambda: holds(_ready(api, namespace) == 4 - len(gone)))
-        for pod in api.items("pods", namespace):
-            if _node(pod) == lost:
-                api.delete("pods", namespace, pod["metadata"]["name"])
-        eventually(lambda: _whole(api, namespace, 4))
-        stuck = {each["metadata"]["name"] for each in _decodes(api, namespace)} - _live(api, namespace)
-        assert stuck == gone, "nobody can end the pods of a node that is silent"
+    try:
+        with Operators(place.cluster, tmp_path):
+            _loses_two_nodes(place, api, namespace)
+    finally:
+        place.nodes.heal()
+        api.close()
 
-        other = _busiest(api, namespace)
-        nodes.silence(other)
-        serving = {each["metadata"]["name"] for each in _decodes(api, namespace) if _node(each) not in (lost, other)}
-        eventually(lambda: holds(_ready(api, namespace) == len(serving)))
-        api.merge("inferencepools", namespace, "p", {"spec": {"decode": {"replicas": len(serving)}}})
-        eventually(lambda: _serve(api, namespace, serving))
-        nodes.heal()
-        eventually(lambda: _whole(api, namespace, len(serving)))
-        assert serving <= {each["metadata"]["name"] for each in _decodes(api, namespace)}
-    api.close()
+
+def _loses_two_nodes(place: ControlPlane, api: Api, namespace: str) -> None:
+    decode: Json = {"replicas": 4, "drainSeconds": 5}
+    api.apply("inferencepools", namespace, pool("p", namespace, prefill={"drainSeconds": 5}, decode=decode))
+    patiently(lambda: _whole(api, namespace, 4))
+    lost = _busiest(api, namespace)
+    place.nodes.silence(lost)
+    gone = {each["metadata"]["name"] for each in _decodes(api, namespace) if _node(each) == lost}
+    patiently(lambda: holds(_ready(api, namespace) == 4 - len(gone)))
+    for pod in api.items("pods", namespace):
+        if _node(pod) == lost:
+            api.delete("pods", namespace, pod["metadata"]["name"])
+    patiently(lambda: _whole(api, namespace, 4))
+    stuck = {each["metadata"]["name"] for each in _decodes(api, namespace)} - _live(api, namespace)
+    assert stuck == gone, "nobody can end the pods of a node that is silent"
+
+    other = _busiest(api, namespace)
+    place.nodes.silence(other)
+    serving = {each["metadata"]["name"] for each in _decodes(api, namespace) if _node(each) not in (lost, other)}
+    patiently(lambda: holds(_ready(api, namespace) == len(serving)))
+    api.merge("inferencepools", namespace, "p", {"spec": {"decode": {"replicas": len(serving)}}})
+    patiently(lambda: _serve(api, namespace, serving))
+    place.nodes.heal()
+    patiently(lambda: _whole(api, namespace, len(serving)))
+    assert serving <= {each["metadata"]["name"] for each in _decodes(api, namespace)}
 
 
 def _decodes(api: Api, namespace: str) -> list[Json]:
