@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 REAL_LEASE_S, STANDIN_LEASE_S = 10, 2
 """Of prefill: some rows wait until it is over, and on a busy machine seconds pass between two legs."""
-DECODE_LEASE_S = 15
+DECODE_LEASE_S, DECODE_DRAIN_S = 30, 45
 """Long enough that a drain, which lasts until what is held is pulled, does not end before a slow test has pulled it."""
 # Slow enough that a request can be met while it runs.
 STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
-EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--shutdown-timeout", "20")
+EXTRA = ("--enable-lora", "--max-lora-rank", "8")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +69,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     env = {} if real else STANDIN
     lease_s = REAL_LEASE_S if real else STANDIN_LEASE_S
     prefill = kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env)
-    decode = kind("decode", extra=EXTRA, lease_s=DECODE_LEASE_S, env=env)
+    drains = ("--shutdown-timeout", f"{DECODE_DRAIN_S}")
+    decode = kind("decode", extra=(*EXTRA, *drains), lease_s=DECODE_LEASE_S, env=env)
     with EngineSet([prefill, decode]):
         pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()), lease_s)
         pair.greet()
