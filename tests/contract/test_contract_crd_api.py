@@ -332,12 +332,28 @@ def _contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def test_explain_reads_well(cluster: Cluster) -> None:
-    """Each field of a role has its sentence, and core/v1 parts can be explained to the bottom."""
-    decode = cluster.kubectl("explain", "pdp.spec.decode")
-    assert "The role that makes the tokens;" in decode
-    assert "<no description>" not in decode
-    assert "How long a leaving pod may finish its requests" in decode
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("pdp", "One model served by a set of prefill and decode replicas"),
+        ("pdp.spec", "The role that makes the tokens;"),
+        ("pdp.spec.decode", "How long a leaving pod may finish its requests"),
+        ("pdp.spec.decode.autoscaling", "minReplicas"),
+        ("pdp.spec.prefill.template.metadata", "Labels added to the pods of the role"),
+        ("pdp.spec.router.limits", "maxConcurrent"),
+        ("pdp.status", "conditions"),
+        ("pdp.status.decode", "desiredReplicas"),
+    ],
+)
+def test_explain_reads_well(cluster: Cluster, path: str, words: str) -> None:
+    """At each level every field has its sentence; that none lacks one anywhere is told by `test_contract_crd`."""
+    text = cluster.kubectl("explain", path)
+    assert words in text
+    assert "<no description>" not in text
+
+
+def test_explain_reaches_the_bottom_of_core_parts(cluster: Cluster) -> None:
+    """Parts of core/v1 are typed, without prose."""
     assert "<string> -required-" in cluster.kubectl("explain", "pdp.spec.decode.env.valueFrom.secretKeyRef")
 
 

@@ -164,7 +164,14 @@ def condition(of_pool: Json, kind: str) -> Json:
 class Operator:
     """One `pdpool-operator` process."""
 
-    def __init__(self, kubeconfig: Path, log: Path, *arguments: str, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        log: Path,
+        *arguments: str,
+        namespace: str | None = None,
+        module: str = "pdpool_operator",
+    ) -> None:
         self.port = free_port()
         self.log = log
         environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
@@ -172,7 +179,7 @@ class Operator:
         if namespace:
             environment["POD_NAMESPACE"] = namespace
         # One process, so that a signal reaches the operator itself.
-        command = [sys.executable, "-m", "pdpool_operator", f"--port={self.port}", "--log-level=debug", *arguments]
+        command = [sys.executable, "-m", module, f"--port={self.port}", "--log-level=debug", *arguments]
         with log.open("ab") as stream:
             self._process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
 

@@ -7,7 +7,6 @@ ReplicaSets in proportion, and for which pod a ReplicaSet removes first.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,14 +29,15 @@ def desired(
     sizes: dict[Role, int],
     paces: dict[Role, Pace],
     *,
-    template: str = "t",
+    template: str | dict[Role, str] = "t",
     alone: bool = True,
     max_gpus: int | None = None,
 ) -> Desired:
     """What a spec asks for, with just enough of each Deployment for a step."""
+    templates = template if isinstance(template, dict) else dict.fromkeys(sizes, template)
     return Desired(
         revision=revision,
-        children=tuple(_engine(revision, role, size, template) for role, size in sizes.items()),
+        children=tuple(_engine(revision, role, size, templates[role]) for role, size in sizes.items()),
         replicas=sizes,
         paces=paces,
         serves_alone=alone,
@@ -86,6 +86,8 @@ class Deployment:
     unavailable: int = 1
     paused: bool = False
     generation: int = 0
+    undone: int = 0
+    """The generation at which a change was taken back."""
     seen: int = 0
     sets: dict[str, int] = field(default_factory=dict)
     """Size of each ReplicaSet, by template, the oldest first."""
@@ -130,7 +132,7 @@ class SimulatedCluster:
 
     def _deployment(self, key: ChildKey, each: Deployment) -> Json:
         labels = {names.LABEL_ROLE: each.role.value, names.LABEL_REVISION: each.revision}
-        annotations = {names.ANNOTATION_TEMPLATE: each.hash}
+        annotations = {names.ANNOTATION_TEMPLATE: each.hash, names.ANNOTATION_UNDONE: str(each.undone)}
         limits = [{"nvidia.com/gpu": str(each.gpus)}] if each.gpus else []
         return {
             "metadata": {
@@ -189,6 +191,10 @@ class SimulatedCluster:
             more = {"surge": rolling["maxSurge"], "unavailable": rolling["maxUnavailable"]} if rolling else {}
             plain = {name: value for name, value in fields.items() if name != "strategy"}
             self._set(self.deployments[key], **plain, **more)
+        for key, template in plan.undo.items():
+            each = self.deployments[key]
+            self._set(each, template=template, paused=False, surge=0, unavailable=1)
+            each.undone = each.generation
         by_name = {pod.name: pod for each in self.deployments.values() for pod in each.pods}
         for note in plan.notes:
             for name, value in note.annotations.items():
@@ -321,9 +327,9 @@ class SimulatedCluster:
 
     # --- what is measured ------------------------------------------------------------------------------------------
 
-    def picture(self) -> Any:
+    def picture(self) -> str:
         """Everything that a look could find changed."""
-        return copy.deepcopy(self.deployments)
+        return repr(self.deployments)
 
     def serving(self) -> list[tuple[str, Role, int]]:
         return [(each.revision, each.role, sum(pod.serves for pod in each.live)) for each in self.deployments.values()]

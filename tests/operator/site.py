@@ -54,10 +54,10 @@ class Site:
         if self.operator is not None and self.operator.running:
             assert self.operator.stop() == 0
 
-    def start(self, *arguments: str) -> Operator:
+    def start(self, *arguments: str, module: str = "pdpool_operator") -> Operator:
         """A further operator with the rights of the manifest, in its namespace."""
         log = self.logs / f"operator-{uuid.uuid4().hex[:6]}.log"
-        return Operator(self.kubeconfig, log, *arguments, namespace=NAMESPACE)
+        return Operator(self.kubeconfig, log, *arguments, namespace=NAMESPACE, module=module)
 
     def child_writes(self, since: int, namespaces: set[str] | None = None) -> list[str]:
         """Every successful write of the operator to children (no statuses, Events, Leases): `verb resource/name`."""

@@ -57,6 +57,8 @@ def test_a_person_sees_a_pool_and_can_hand_it_on(site: Site, api: Api, namespace
         texts = {name: stream.read().decode() for name, stream in files.items() if stream is not None}
     assert {"pool.yaml", "status.txt", "events.yaml", f"children/Deployment-tiny-decode-{revision}.yaml"} <= set(texts)
     assert [name for name in texts if name.startswith("pods/")]
+    (record,) = (text for name, text in texts.items() if name.startswith("children/ControllerRevision-"))
+    assert "containers:" in record, "templates are unpacked, so that secrets are taken out of them"
     assert "ScalingReplicaSet" in texts["events.yaml"]
     assert not [name for name, text in texts.items() if CANARY in text]
     # No kubelet runs here: what could not be read is said, and hindered nothing.

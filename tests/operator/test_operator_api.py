@@ -228,6 +228,29 @@ def _one_pod(api: Api, namespace: str, role: str) -> list[Json]:
 
 
 @pytest.mark.usefixtures("operator")
+def test_a_pool_with_a_very_large_variable_is_carried_out_and_deleted(api: Api, namespace: str) -> None:
+    """A chat template of 300,000 bytes for both roles: nothing keeps a copy that passes a limit (Q01)."""
+    text = "".join(f"{number:x}" for number in range(70_000))[:300_000]
+    large = {"env": [{"name": "TEMPLATE", "value": text}]}
+    api.apply("inferencepools", namespace, pool("tiny", namespace, engine=large))
+
+    def made() -> None:
+        assert len(api.items("deployments", namespace, names.LABEL_REVISION)) == 2
+
+    eventually(made, timeout_s=30)
+    found = settled(api, namespace, "tiny")
+    assert condition(found, "SpecValid")["status"] == "True"
+    assert sum(map(len, (found["metadata"].get("annotations") or {}).values())) < 262_144
+    api.delete("inferencepools", namespace, "tiny")
+
+    def gone() -> None:
+        assert api.get("inferencepools", namespace, "tiny") is None
+        assert not api.children(namespace)
+
+    eventually(gone, timeout_s=30)
+
+
+@pytest.mark.usefixtures("operator")
 def test_an_edit_that_is_refused_changes_nothing_that_runs(site: Site, api: Api, namespace: str) -> None:
     """A live pool whose edit contradicts itself keeps its children as they are and says what is refused."""
     api.apply("inferencepools", namespace, pool("tiny", namespace))

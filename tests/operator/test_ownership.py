@@ -168,3 +168,22 @@ def test_nothing_is_taken_over_where_we_own_nothing() -> None:
         )
         is None
     )
+
+
+def _patched(target: Any, patch: Any) -> Any:
+    """RFC 7396, as it stands there."""
+    if not isinstance(patch, dict):
+        return patch
+    found = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = _patched(found.get(name), value)
+    return found
+
+
+@given(objects, objects)
+def test_a_merge_patch_makes_one_of_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Applied by the rules of RFC 7396, nothing of the one is left and nothing of the other lacks."""
+    assert _patched(before, ownership.merge_patch(before, after)) == after

@@ -57,7 +57,12 @@ def test_the_rules_are_what_the_operator_calls(site_apart: Site) -> None:
         api.request("DELETE", lease)
     since = site.cluster.audit.now()
     operator = site.start().wait_ready()
-    asked: Json = {"router": {"httpRoute": {"parentRefs": [{"name": "gw"}]}}, "monitoring": {"podMonitor": True}}
+    cache = {"persistentVolumeClaim": {"claimName": "models"}}
+    asked: Json = {
+        "model": {"id": "org/tiny", "cache": cache},
+        "router": {"httpRoute": {"parentRefs": [{"name": "gw"}]}},
+        "monitoring": {"podMonitor": True},
+    }
     try:
         api.apply("inferencepools", namespace, pool("tiny", namespace, **asked))
         settled(api, namespace, "tiny")

@@ -202,3 +202,85 @@ def test_a_rollout_that_cannot_go_on_says_why(api: Api, namespace: str) -> None:
 
     eventually(stalled)
     assert len(serving(api, namespace, f"{DECODE},{names.LABEL_REVISION}={first}")) == 1
+
+
+KEPT = "tests/kept"
+
+
+def test_a_cap_holds_over_both_roles_with_surges_and_with_pods_that_leave(api: Api, namespace: str) -> None:
+    """Throughout a rollout no more accelerators are held than `maxGpus`: those of surges and of leaving pods count.
+
+    Without the cap the roles would hold five; the rollout comes to its end within four.
+    """
+    rollout = {"maxSurge": 1, "maxUnavailable": 1}
+    roles = {"prefill": {"rollout": rollout}, "decode": {"replicas": 2, "rollout": rollout}}
+    api.apply("inferencepools", namespace, pool("tiny", namespace, maxGpus=4, **roles))
+    make_all_ready(api, namespace, "tiny")
+    first = eventually(lambda: revision_of(api, namespace))
+    edit(api, namespace, {"model": {"servedNames": ["other"]}})
+    held: list[int] = []
+    leaving: set[str] = set()
+
+    def rolled() -> None:
+        pods = api.items("pods", namespace, names.LABEL_REVISION)
+        held.append(len(pods))
+        for pod in pods:
+            _stand_in_kubelet(api, namespace, pod, leaving)
+        become_ready(api, namespace, names.LABEL_POOL)
+        assert revision_of(api, namespace) != first
+        left = {each["metadata"]["labels"][names.LABEL_REVISION] for each in pods}
+        assert left == {revision_of(api, namespace)}
+        assert len(serving(api, namespace)) == 2
+
+    eventually(rolled, timeout_s=120)
+    assert max(held) == 4
+    assert leaving, "no pod was seen leaving"
+
+
+def _stand_in_kubelet(api: Api, namespace: str, pod: Json, leaving: set[str]) -> None:
+    """A pod ends some moments after its deletion, as it would on a node."""
+    name, metadata = pod["metadata"]["name"], pod["metadata"]
+    with contextlib.suppress(httpx.HTTPStatusError):  # it went meanwhile
+        if "deletionTimestamp" not in metadata and KEPT not in metadata.get("finalizers", ()):
+            api.merge("pods", namespace, name, {"metadata": {"finalizers": [KEPT]}})
+        elif "deletionTimestamp" in metadata and name in leaving:
+            api.merge("pods", namespace, name, {"metadata": {"finalizers": None}})
+        elif "deletionTimestamp" in metadata:
+            leaving.add(name)
+
+
+def test_a_revision_follows_a_bad_change_of_one_role(api: Api, namespace: str) -> None:
+    """A variable with which decode never starts, and then another revision without a spare replica: it comes up.
+
+    The Deployment that was stopped half-way goes back to the template that serves, which takes just the pods that fail.
+    """
+    decode = {"hardware": "cpu", "replicas": 3}
+    api.apply("inferencepools", namespace, pool("tiny", namespace, decode=decode))
+    make_all_ready(api, namespace, "tiny")
+    good = {each["metadata"]["uid"] for each in api.items("pods", namespace, DECODE)}
+    edit(api, namespace, {"decode": {"env": [{"name": "BAD", "value": "1"}]}})
+
+    def stuck() -> None:
+        pods = api.items("pods", namespace, DECODE)
+        assert len(pods) == 3
+        assert len({each["metadata"]["uid"] for each in pods} & good) == 2
+
+    eventually(stuck)
+    first = eventually(lambda: revision_of(api, namespace))
+    edit(api, namespace, {"model": {"servedNames": ["other"]}, "decode": {"env": []}})
+
+    def rolled() -> None:
+        pods = api.items("pods", namespace, DECODE)
+        bad = [each for each in pods if '"BAD"' in str(each["spec"]["containers"][0]["env"]).replace("'", '"')]
+        for pod in api.items("pods", namespace, names.LABEL_POOL):
+            if pod["metadata"]["uid"] not in {each["metadata"]["uid"] for each in bad}:
+                with contextlib.suppress(httpx.HTTPStatusError):  # it went meanwhile
+                    api.set_ready(namespace, pod["metadata"]["name"], ready=True)
+        served.append(len(serving(api, namespace)))
+        assert revision_of(api, namespace) != first
+        assert {each["metadata"]["labels"][names.LABEL_REVISION] for each in pods} == {revision_of(api, namespace)}
+        assert served[-1] == 3
+
+    served: list[int] = []
+    eventually(rolled, timeout_s=120)
+    assert min(served) >= 2

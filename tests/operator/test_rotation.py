@@ -72,15 +72,34 @@ def test_only_the_role_that_uses_it_rolls(raw_pool: Json) -> None:
 
 
 def test_references_are_those_of_engines(raw_pool: Json) -> None:
-    """Token, variables of both levels, optional ones too; none with Ignore, which keeps what stands on live pods."""
+    """Token, variables of both levels and mounted Secrets, optional ones too, and mounted claims."""
     source = {"name": "S", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k", "optional": True}}}
-    raw = pool(raw_pool, engine={"env": [source, {"name": "PLAIN", "value": "x"}]})
-    assert rotation.references(raw) == {TOKEN, replace(OTHER, optional=True)}
+    volumes = [
+        {"name": "a", "secret": {"secretName": "certificates"}},
+        {"name": "b", "persistentVolumeClaim": {"claimName": "logs"}},
+        {"name": "c", "emptyDir": {}},
+    ]
+    raw = pool(
+        raw_pool,
+        engine={"env": [source, {"name": "PLAIN", "value": "x"}]},
+        decode={"template": {"volumes": volumes}},
+    )
+    raw["spec"]["model"]["cache"] = {"persistentVolumeClaim": {"claimName": "models"}}
+    assert rotation.references(raw) == {TOKEN, replace(OTHER, optional=True), SecretEntry("certificates", "")}
+    assert rotation.claims(raw) == {"models", "logs"}
+
+
+def test_ignored_secrets_keep_what_stands_on_live_pods(raw_pool: Json) -> None:
+    """Without rotation the mark of the last change stays: taking it off would roll."""
+    source = {"name": "S", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k", "optional": True}}}
+    raw = pool(raw_pool, engine={"env": [source]})
     ignored = pool(raw_pool, engine={"secretRotation": "Ignore"})
-    assert rotation.references(ignored) == frozenset()
+    assert rotation.is_on(raw)
+    assert not rotation.is_on(ignored)
     rolled = step(raw, step(raw, {}, SecretsSeen("k", {TOKEN: "1", replace(OTHER, optional=True): "1"}))[0],
                   SecretsSeen("k", {TOKEN: "2", replace(OTHER, optional=True): "1"}))  # fmt: skip
-    assert step(ignored, rolled[0], None)[1] == rolled[1]
+    for seen in (None, SecretsSeen(missing=("Secret hf",))):
+        assert step(ignored, rolled[0], seen)[1] == rolled[1]
 
 
 @pytest.mark.parametrize("unwatched", ["", "may not"])

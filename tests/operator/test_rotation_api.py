@@ -101,6 +101,7 @@ def test_a_new_value_rolls_engines_where_secrets_may_be_read(site_apart: Site) -
         assert key is not None
         assert len(base64.b64decode(key["data"]["key"])) == 32
 
+        _an_edit_waits_for_its_secret(site, listed)
         valid = condition(api.get("inferencepools", other, "tiny") or {}, "SpecValid")
         assert valid["status"] == "True"
         assert f"may not read Secrets of namespace {other}" in valid["message"]
@@ -117,6 +118,28 @@ def test_a_new_value_rolls_engines_where_secrets_may_be_read(site_apart: Site) -
         ("create", NAMESPACE),
         ("get", listed),
     }
+
+
+def _an_edit_waits_for_its_secret(site: Site, namespace: str) -> None:
+    """An edit of a live pool that names a Secret which is not there changes nothing until it is (Q15)."""
+    api = site.api
+    eventually(lambda: holds(_reason(api, namespace) == "RollingOut"))
+    before, since = template(api, namespace, "decode"), site.cluster.audit.now()
+    variable = {"name": "T", "valueFrom": {"secretKeyRef": {"name": "later", "key": "k"}}}
+    api.merge("inferencepools", namespace, "tiny", {"spec": {"decode": {"replicas": 2, "env": [variable]}}})
+
+    def waits() -> None:
+        found = api.get("inferencepools", namespace, "tiny") or {}
+        ready = condition(found, "Ready")
+        assert ready["observedGeneration"] == found["metadata"]["generation"]
+        assert (ready["reason"], "Secret later" in ready["message"]) == ("MissingReference", True)
+        assert condition(found, "SpecValid")["status"] == "True"
+        assert found["status"]["decode"]["desiredReplicas"] == 1
+
+    eventually(waits)
+    assert site.child_writes(since, {namespace}) == []
+    api.create("secrets", namespace, {"metadata": {"name": "later"}, "stringData": {"k": "v"}})
+    eventually(lambda: holds(template(api, namespace, "decode") != before), timeout_s=SEEN_S)
 
 
 def _reason(api: Api, namespace: str) -> str:

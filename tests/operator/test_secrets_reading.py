@@ -121,14 +121,41 @@ async def test_a_lost_key_is_made_anew_and_an_odd_one_is_refused(store: Store, r
 
 
 async def test_what_nobody_uses_is_not_read(store: Store, raw_pool: dict[str, Any]) -> None:
-    """Other namespaces, pools with Ignore, and pools that are gone cost no reading."""
+    """Other namespaces and pools that are gone cost no reading."""
     async with connected(store) as api:
         reader = Secrets(api, frozenset({"elsewhere"}), "home", lambda _ref: None)
         assert "of namespace serving" in (await look(reader, raw_pool)).unwatched
         assert store.asked == []
+        ignored = (await reader.seen(observed(raw_pool, secretRotation="Ignore"))).secrets
+        assert ignored == SecretsSeen()
         reader = Secrets(api, frozenset({"serving"}), "home", lambda _ref: None)
-        assert (await reader.seen(observed(raw_pool, secretRotation="Ignore"))).secrets is None
-        assert store.asked == []
         await look(reader, raw_pool)
         reader.forget(REF)
         assert reader._known == {}
+
+
+async def test_without_rotation_only_what_is_missing_is_told(store: Store, raw_pool: dict[str, Any]) -> None:
+    """With Ignore no digest is told, and a Secret that is not there still is."""
+    async with connected(store) as api:
+        reader = Secrets(api, frozenset({"serving"}), "home", lambda _ref: None)
+        raw = observed(raw_pool, secretRotation="Ignore")
+        assert (await reader.seen(raw)).secrets == SecretsSeen(missing=("Secret hf",))
+        store.secrets["hf"] = {"HF_TOKEN": "b25l"}
+        await reader._again("serving", "hf", reader._known["serving", "hf"])
+        assert (await reader.seen(raw)).secrets == SecretsSeen()
+
+
+async def test_a_mounted_secret_is_missing_or_there(store: Store, raw_pool: dict[str, Any]) -> None:
+    """Of a volume only the Secret's existence counts: a new value reaches the pod without a new pod."""
+    volume = {"name": "v", "secret": {"secretName": "files"}}
+    raw = {**raw_pool, "spec": {**raw_pool["spec"], "decode": {"template": {"volumes": [volume]}}}}
+    async with connected(store) as api:
+        reader = Secrets(api, frozenset({"serving"}), "home", lambda _ref: None)
+        found = (await reader.seen(Observed(REF, raw, {}))).secrets
+        assert found is not None
+        assert found.missing == ("Secret files",)
+        store.secrets["files"] = {"a": "b25l"}
+        await reader._again("serving", "files", reader._known["serving", "files"])
+        found = (await reader.seen(Observed(REF, raw, {}))).secrets
+        assert found is not None
+        assert (found.missing, found.digests) == ((), {})

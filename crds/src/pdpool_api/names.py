@@ -59,6 +59,8 @@ ANNOTATION_DRAINING: Final = f"{GROUP}/draining"
 """On pods: RFC 3339 time since when a leaving pod gets no new request."""
 ANNOTATION_TEMPLATE: Final = f"{GROUP}/template"
 """On engine Deployments: hash of the pod template that the operator last applied."""
+ANNOTATION_UNDONE: Final = f"{GROUP}/undone"
+"""On a Deployment of an older revision: the generation at which a change within the revision was taken back."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """On pods: Kubernetes removes those with the lowest number first."""
 

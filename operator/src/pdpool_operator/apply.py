@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
 import structlog
 
-from pdpool_operator import build, ownership, telemetry
+from pdpool_api import names
+from pdpool_operator import ownership, telemetry
 from pdpool_operator.announcements import Announcer
 from pdpool_operator.kube import ApiError, ConflictError, Kube, NotFoundError, RejectedError
 from pdpool_operator.news import news
-from pdpool_operator.observe.cluster import Cluster, pool_owner
+from pdpool_operator.observe.cluster import Cluster, pool_owner, trimmed
 from pdpool_operator.records import (
     CHILD_RESOURCES,
     CONTROLLER_REVISIONS,
     DEPLOYMENTS,
     PODS,
     POOLS,
+    REPLICA_SETS,
     Child,
     ChildKey,
     Json,
@@ -83,18 +85,22 @@ class Writer:
         words = await asyncio.gather(*(self._refusal(observed, child) for child in deployments))
         return {child.key: said for child, said in zip(deployments, words, strict=True) if said}
 
-    async def accepted(self, observed: Observed) -> Json:
-        """The spec of the pool that was carried out last; empty: none was, or it cannot be read now."""
-        records = [live for key, live in observed.children.items() if key.kind == CONTROLLER_REVISIONS.kind]
-        if not records:
-            return {}
-        last = max(records, key=lambda live: (live["metadata"].get("creationTimestamp", ""), live["metadata"]["name"]))
-        try:
-            record = await self._kube.get(CONTROLLER_REVISIONS, observed.ref.namespace, last["metadata"]["name"])
-        except ApiError as fault:
-            _log.warning("accepted spec not read", pool=str(observed.ref), fault=str(fault))
-            return {}
-        return build.spec_of(record) if record is not None else {}
+    async def with_records(self, observed: Observed) -> Observed:
+        """The pool, in whose store no record is although engines run, with the records that there are.
+
+        Without one everything is made as this version makes it: a list that was empty by mistake must not roll a pool.
+        """
+        kinds = {key.kind for key in observed.children}
+        if CONTROLLER_REVISIONS.kind in kinds or DEPLOYMENTS.kind not in kinds:
+            return observed
+        selector = f"{names.LABEL_POOL}={names.label_value(observed.ref.name)}"
+        listing = await self._kube.list_all(CONTROLLER_REVISIONS, observed.ref.namespace, selector)
+        found = {
+            ChildKey(CONTROLLER_REVISIONS.kind, each["metadata"]["name"]): trimmed(CONTROLLER_REVISIONS, each)
+            for each in listing.items
+            if _owned(each, observed.uid)
+        }
+        return replace(observed, children={**observed.children, **found})
 
     async def _refusal(self, observed: Observed, child: Child) -> str:
         live = observed.children.get(child.key)
@@ -123,6 +129,7 @@ class Writer:
         for _, stage in groupby(ordered, key=lambda child: child.resource):
             await asyncio.gather(*(self._child(observed, child, results) for child in stage))
         await asyncio.gather(*(self._adjust(observed, key, fields, results) for key, fields in plan.adjust.items()))
+        await asyncio.gather(*(self._undo(observed, key, template, results) for key, template in plan.undo.items()))
         await asyncio.gather(*(self._note(observed, note, results) for note in plan.notes))
         await asyncio.gather(*(self._delete(observed, key, results) for key in plan.delete))
         return results.frozen()
@@ -140,6 +147,36 @@ class Writer:
             results.failed[key] = str(fault)
             return
         _log.info("adjusted", pool=str(observed.ref), child=str(key), replicas=fields.get("replicas"))
+        telemetry.CHILD_WRITES.inc()
+        self._cluster.put(DEPLOYMENTS, stored)
+        results.written.append(key)
+        results.live[key] = stored
+
+    async def _undo(self, observed: Observed, key: ChildKey, template: str, results: _Results) -> None:
+        """Puts a Deployment back to the template of one of its ReplicaSets, and lets it go on."""
+        namespace = observed.ref.namespace
+        try:
+            live = await self._kube.get(DEPLOYMENTS, namespace, key.name)
+            earlier = await self._kube.get(REPLICA_SETS, namespace, f"{key.name}-{template}")
+            if live is None or earlier is None or not _is_controlled(earlier, live):
+                return  # the next look sees it
+            back = _without_hash(earlier["spec"]["template"])
+            strategy = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+            patch = {
+                "metadata": {"annotations": {names.ANNOTATION_UNDONE: str(live["metadata"]["generation"] + 1)}},
+                "spec": {
+                    "paused": False,
+                    "strategy": strategy,
+                    "template": ownership.merge_patch(live["spec"]["template"], back),
+                },
+            }
+            stored = await self._kube.adjust(DEPLOYMENTS, live, patch)
+        except NotFoundError:
+            return
+        except ApiError as fault:
+            results.failed[key] = str(fault)
+            return
+        _log.info("taken back", pool=str(observed.ref), child=str(key), template=template)
         telemetry.CHILD_WRITES.inc()
         self._cluster.put(DEPLOYMENTS, stored)
         results.written.append(key)
@@ -311,6 +348,20 @@ def _body(child: Child) -> Json:
 def _meant(body: Json, live: Json | None) -> Json:
     """The body for exactly this life of the object, when there is one."""
     return body if live is None else {**body, "metadata": {**body["metadata"], "uid": live["metadata"]["uid"]}}
+
+
+def _is_controlled(replica_set: Json, deployment: Json) -> bool:
+    return any(
+        owner.get("controller") and owner["uid"] == deployment["metadata"]["uid"]
+        for owner in replica_set["metadata"].get("ownerReferences", ())
+    )
+
+
+def _without_hash(template: Json) -> Json:
+    """The template of a ReplicaSet as its Deployment has it."""
+    metadata = template["metadata"]
+    labels = {name: value for name, value in metadata["labels"].items() if name != "pod-template-hash"}
+    return {**template, "metadata": {**metadata, "labels": labels}}
 
 
 def _conditions(pool: Json) -> dict[str, Json]:

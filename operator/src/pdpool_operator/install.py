@@ -54,6 +54,7 @@ def pool_rules() -> list[Json]:
         _rule("events.k8s.io", ["events"], ["create", "patch"]),
         _rule("", ["pods"], (*_READ, "patch")),  # marks of those that leave
         _rule("apps", ["replicasets"], _READ),
+        _rule("", ["persistentvolumeclaims"], ["get"]),  # an edit that names one that is not there waits
     ]
 
 

@@ -34,6 +34,17 @@ def without_none(value: Any) -> Any:
     return value
 
 
+def merge_patch(before: Json, after: Json) -> Json:
+    """What makes the one of the other (RFC 7396): members that go are None, lists are replaced whole."""
+    patch: Json = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        if isinstance(value, dict) and isinstance(before.get(name), dict):
+            patch[name] = merge_patch(before[name], value)
+        elif name not in before or before[name] != value:
+            patch[name] = value
+    return patch
+
+
 def digest(body: Json) -> str:
     """Hash of an object as it is to be applied; the order of lists counts, that of mappings does not."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -12,21 +12,23 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from pdpool_api import names
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import InferencePool, PoolError
 from pdpool_operator import build, intent, rollout, rotation, telemetry
 from pdpool_operator.records import (
-    CONTROLLER_REVISIONS,
     Images,
     Observed,
     Outcome,
     Plan,
     PoolRef,
+    Recipe,
     Refusal,
     Surroundings,
 )
@@ -38,12 +40,15 @@ if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.apply import Writer
     from pdpool_operator.monitor import Monitor
+    from pdpool_operator.observe.claims import Claims
     from pdpool_operator.observe.cluster import Cluster
     from pdpool_operator.observe.loads import Loads
     from pdpool_operator.observe.secrets import Secrets
+    from pdpool_operator.records import Json
     from pdpool_operator.scaler import Scaler
     from pdpool_operator.sizes import Sizes
 
+VERSION: Final = version("pdpool-operator")
 LOOK_AGAIN_S: Final = 300.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
 UNSEEN_S: Final = 15.0
@@ -73,6 +78,7 @@ async def reconcile(
     operator_namespace: str | None,
     *,
     secrets: Secrets,
+    claims: Claims,
     scaler: Scaler,
     loads: Loads,
     monitor: Monitor,
@@ -99,11 +105,14 @@ async def reconcile(
             step = Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, words))
         return seen, step
 
-    observed, step = await thought_out(observed)
-    refusal = step.refusal or _incomplete(observed)
-    if refusal is not None and (accepted := await writer.accepted(observed)):
+    observed = await writer.with_records(observed)
+    accepted = next(iter(build.recipes.kept(observed)), None)
+    is_edited = accepted is None or accepted.spec != observed.pool["spec"]
+    observed, step = await thought_out(await claims.seen(observed, anew=is_edited))
+    refusal = step.refusal or _incomplete(observed, accepted)
+    if refusal is not None and accepted is not None:
         # What was accepted last goes on, in every respect, beside what is said of the edit.
-        seen, step = await thought_out(replace(observed, pool={**observed.pool, "spec": accepted}))
+        seen, step = await thought_out(replace(observed, pool={**observed.pool, "spec": accepted.spec}))
         step = replace(step, refusal=refusal)
         observed = replace(observed, secrets=seen.secrets, loads=seen.loads)
     if step.desired is not None:
@@ -115,22 +124,37 @@ async def reconcile(
     reported = await writer.report(observed, said)
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
-    is_held = outcome.conflicts or outcome.refused or step.refusal is not None
+    is_held = outcome.conflicts or outcome.refused or step.refusal is not None or observed.missing_claims
     look_again_s = UNSEEN_S if is_held else LOOK_AGAIN_S
     if step.leaving:
         look_again_s = min(look_again_s, LEAVING_S)
     return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
 
 
-def _incomplete(observed: Observed) -> Refusal | None:
-    """Why an edit of a live pool is not begun yet: something that it refers to is known not to be there."""
-    missing = observed.secrets.missing if observed.secrets is not None else ()
-    records = [key for key in observed.children if key.kind == CONTROLLER_REVISIONS.kind]
-    if not missing or not records:
+def _incomplete(observed: Observed, accepted: Recipe | None) -> Refusal | None:
+    """Why an edit of a live pool is not begun yet: it brings a reference to something that is known not to be there.
+
+    Pods of a new pool wait for it themselves.
+    """
+    if accepted is None or accepted.spec == observed.pool["spec"]:
         return None
-    if build.accepted_spec(InferencePool.parse(observed.pool), observed.pool["spec"]).key in records:
+    known = _references({"spec": accepted.spec})
+    missing = [each for each in observed.missing if each not in known]
+    if not missing:
         return None
     return Refusal(Reason.MISSING_REFERENCE, f"the edit waits, as {', '.join(missing)} is missing")
+
+
+def _references(pool: Json) -> frozenset[str]:
+    """Everything that a pool's engines refer to, as `Observed.missing` calls it."""
+    secrets = rotation.references(pool)
+    return frozenset(
+        [
+            *(f"Secret {each.name}" for each in secrets),
+            *(f"key {each.key} of Secret {each.name}" for each in secrets),
+            *(f"PersistentVolumeClaim {each}" for each in rotation.claims(pool)),
+        ]
+    )
 
 
 def next_plan(
@@ -144,16 +168,22 @@ def next_plan(
 ) -> Plan:
     """Everything between reading and writing; pure but for what it recalls of the look before."""
     try:
-        recalled = (recall or intent.Recall()).of(observed.pool, images)
-        desired = recalled.wanted(Surroundings(operator_namespace, observed.optional), sizes)
+        around = Surroundings(operator_namespace, observed.optional)
+        kept = build.recipes.kept(observed)
+        recall = recall or intent.Recall()
+        desired = intent.continued(recall, observed.pool, images, around, sizes, kept=kept, version=VERSION)
     except (PoolError, vllm.ArgumentError) as fault:
         # Stored by an older schema, or an argument that cannot be read: nothing is built from a guess.
         return Plan(desired=None, refusal=Refusal(Reason.INVALID_SPEC, str(fault)))
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
+    assert desired.recipe is not None
+    record = build.recipes.record(InferencePool.parse(observed.pool), desired.recipe, observed)
     desired = rotation.stamped(desired, observed)
-    record = build.accepted_spec(recalled.pool, observed.pool["spec"])
-    return rollout.next_step(observed, replace(desired, children=(*desired.children, record)), now_s)
+    step = rollout.next_step(observed, replace(desired, children=(*desired.children, record)), now_s)
+    left = {observed.children[key]["metadata"]["labels"].get(names.LABEL_REVISION, "") for key in step.superseded}
+    outlived = build.recipes.outlived(observed, left)
+    return replace(step, delete=tuple(key for key in step.delete if key not in outlived))
 
 
 __all__ = ["Outcome", "Result", "next_plan", "reconcile"]

@@ -47,12 +47,14 @@ ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io", "v1", "rolebindings
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SERVICES: Final = Resource("", "v1", "services", "Service")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
+REPLICA_SETS: Final = Resource("apps", "v1", "replicasets", "ReplicaSet")
 CONTROLLER_REVISIONS: Final = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
+CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
@@ -139,6 +141,7 @@ class SecretEntry:
 
     name: str
     key: str
+    """Empty: the whole Secret, as a volume."""
     optional: bool = False
     """Pods start without it."""
 
@@ -201,8 +204,16 @@ class Observed:
     """Optional kinds that the API server has."""
     secrets: SecretsSeen | None = None
     """None: the pool's engines use none, or nobody looked."""
+    missing_claims: tuple[str, ...] = ()
+    """PersistentVolumeClaims that the spec names and that are not there, by name."""
     loads: Mapping[str, Load] = field(default_factory=dict)
     """By uid of a pod, where it was asked (`observe.loads`)."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What the engines refer to and is known not to be there, as `Secret hf`."""
+        claims = (f"PersistentVolumeClaim {each}" for each in self.missing_claims)
+        return (*(self.secrets.missing if self.secrets is not None else ()), *claims)
 
     @property
     def uid(self) -> str:
@@ -251,6 +262,29 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRecipe:
+    """What the pods of one engine role are made from."""
+
+    operator: str
+    """Version of the operator that made it."""
+    template: Json
+    """The pod template, without what is stamped on it from outside the spec (`rotation`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What was accepted of a pool, and what its engine pods have been made from since the last edit that rolls them."""
+
+    spec: Json
+    """As its author wrote it."""
+    engine_image: str
+    """What a spec that names none got; the operator may have another default now."""
+    mode: str
+    revision: str
+    roles: Mapping[names.Role, EngineRecipe]
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """The children that the spec asks for, at one revision."""
 
@@ -273,6 +307,8 @@ class Desired:
     max_gpus: int | None = None
     remarks: tuple[Remark, ...] = ()
     """What is worth knowing, for condition Advisory."""
+    recipe: Recipe | None = None
+    """What to remember of it; None: nobody asked for it to be kept."""
     spec: InferencePoolSpec | None = None
     """What the children were built from: images resolved, mode decided; None: nobody asked for it to be kept."""
     health: PoolHealth | None = None
@@ -299,6 +335,8 @@ class Plan:
     apply: tuple[Child, ...] = ()
     adjust: Mapping[ChildKey, Json] = field(default_factory=dict)
     """Fields of `spec` to set in live Deployments that are not applied: those of older revisions."""
+    undo: Mapping[ChildKey, str] = field(default_factory=dict)
+    """Deployments of older revisions that go back to an earlier template of theirs, by `pod-template-hash`."""
     notes: tuple[Note, ...] = ()
     """Marks of pods that leave, or stay after all."""
     delete: tuple[ChildKey, ...] = ()

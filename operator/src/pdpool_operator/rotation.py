@@ -34,13 +34,30 @@ _PARTS: Final = ("engine", "prefill", "decode")
 
 
 def references(pool: Json) -> frozenset[SecretEntry]:
-    """Entries of Secrets that the pool's engines take variables from; empty with `secretRotation: Ignore`."""
+    """Entries of Secrets that the pool's engines take variables from, and whole Secrets that they mount."""
     spec = pool["spec"]
-    if spec.get("engine", {}).get("secretRotation", "Roll") != "Roll":
-        return frozenset()
     token = spec["model"].get("tokenSecretRef")
     variables = (each for part in _PARTS for each in (spec.get(part) or {}).get("env", ()))
-    return frozenset([*([SecretEntry(token["name"], token["key"])] if token else []), *_of_variables(variables)])
+    return frozenset(
+        [
+            *([SecretEntry(token["name"], token["key"])] if token else []),
+            *_of_variables(variables),
+            *_of_volumes(each for part in _PARTS for each in _volumes(spec.get(part) or {})),
+        ]
+    )
+
+
+def claims(pool: Json) -> frozenset[str]:
+    """PersistentVolumeClaims that the pool's engines mount."""
+    spec = pool["spec"]
+    cache = (spec["model"].get("cache") or {}).get("persistentVolumeClaim")
+    volumes = (each.get("persistentVolumeClaim") for part in _PARTS for each in _volumes(spec.get(part) or {}))
+    return frozenset(str(each["claimName"]) for each in (cache, *volumes) if each and each.get("claimName"))
+
+
+def is_on(pool: Json) -> bool:
+    """True where a new value of a Secret rolls the pods that use it."""
+    return bool((pool["spec"].get("engine") or {}).get("secretRotation", "Roll") == "Roll")
 
 
 def stamped(desired: Desired, observed: Observed) -> Desired:
@@ -123,3 +140,15 @@ def _of_variables(variables: Iterable[Any]) -> Iterator[SecretEntry]:
         source = (each.get("valueFrom") or {}).get("secretKeyRef")
         if source:
             yield SecretEntry(str(source.get("name", "")), str(source["key"]), optional=bool(source.get("optional")))
+
+
+def _volumes(part: Json) -> list[Json]:
+    found: list[Json] = (part.get("template") or {}).get("volumes", [])
+    return found
+
+
+def _of_volumes(volumes: Iterable[Json]) -> Iterator[SecretEntry]:
+    for each in volumes:
+        source = each.get("secret")
+        if source and source.get("secretName"):
+            yield SecretEntry(str(source["secretName"]), "", optional=bool(source.get("optional")))

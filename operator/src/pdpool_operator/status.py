@@ -421,7 +421,7 @@ def _waiting(pod: Json) -> list[Json]:
 
 def _missing(observed: Observed) -> bool:
     """True when a pod refers, or will refer, to an object that does not exist."""
-    if observed.secrets is not None and observed.secrets.missing:
+    if observed.missing:
         return True
     for pod in observed.pods:
         if any(each.get("reason") in _MISSING for each in _waiting(pod)):
@@ -434,8 +434,7 @@ def _missing(observed: Observed) -> bool:
 
 def _pod_reasons(observed: Observed) -> list[str]:
     """Why pods are not ready, in their own words, each once; what they refer to and is not there comes first."""
-    missing = observed.secrets.missing if observed.secrets is not None else ()
-    found: dict[str, None] = dict.fromkeys(f"{each} is missing" for each in missing)
+    found: dict[str, None] = dict.fromkeys(f"{each} is missing" for each in observed.missing)
     for pod in sorted(observed.pods, key=lambda each: each["metadata"]["name"]):
         if _unschedulable(pod):
             found[f"{_role_of(pod)} Unschedulable: {_condition(pod, 'PodScheduled').get('message', '')}"] = None

@@ -11,9 +11,9 @@ from pdpool_api import accelerators
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.names import Role
-from pdpool_operator.build.accepted_spec import accepted_spec, spec_of
+from pdpool_operator.build import recipes
 from pdpool_operator.build.disruption_budgets import disruption_budget
-from pdpool_operator.build.engine_deployment import engine_deployment
+from pdpool_operator.build.engine_deployment import engine_deployment, made_before
 from pdpool_operator.build.network_policies import engine_policy, openings, router_policy
 from pdpool_operator.build.optional_kinds import http_route, pod_monitors
 from pdpool_operator.build.router_access import role, role_binding, service_account
@@ -116,4 +116,4 @@ def _missing(children: Iterable[Child]) -> list[Remark]:
     ]
 
 
-__all__ = ["accepted_spec", "desired", "refusals", "spec_of"]
+__all__ = ["desired", "made_before", "recipes", "refusals"]

@@ -8,6 +8,7 @@ puts its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api import accelerators, names
@@ -19,11 +20,12 @@ from pdpool_operator.records import DEPLOYMENTS, Child
 if TYPE_CHECKING:
     from pdpool_api.names import Role
     from pdpool_api.pool import InferencePool
+    from pdpool_operator.records import Json
 
 _DEADLINE_MARGIN_S: Final = 120
 """Beyond the start budget: scheduling, and the pull of an image of many gigabytes begin before it."""
 
-__all__ = ["CONTAINER", "engine_deployment"]
+__all__ = ["CONTAINER", "engine_deployment", "made_before"]
 
 
 def engine_deployment(pool: InferencePool, role: Role, revision: str) -> Child:
@@ -59,3 +61,24 @@ def engine_deployment(pool: InferencePool, role: Role, revision: str) -> Child:
         },
     }
     return Child(DEPLOYMENTS, body, revision=revision, role=role)
+
+
+def made_before(pool: InferencePool, child: Child, revision: str, template: Json) -> Child:
+    """The Deployment with pods, and of a revision, that were made before; everything else of it as it is made now."""
+    assert child.role is not None
+    meta, spec = child.body["metadata"], child.body["spec"]
+    revision_label = {names.LABEL_REVISION: revision}
+    body = {
+        **child.body,
+        "metadata": {
+            **meta,
+            "name": names.child_name(pool.name, child.role.value, revision),
+            "labels": {**meta["labels"], **revision_label},
+        },
+        "spec": {
+            **spec,
+            "selector": {"matchLabels": {**spec["selector"]["matchLabels"], **revision_label}},
+            "template": template,
+        },
+    }
+    return replace(child, body=body, revision=revision)

@@ -16,11 +16,20 @@ import click
 import yaml
 
 from pdpool_api import names
+from pdpool_operator.build import recipes
 from pdpool_operator.cli import pool_view
 from pdpool_operator.cli.redaction import Redaction
 from pdpool_operator.kube import ApiError, Kube
 from pdpool_operator.observe.cluster import pool_owner
-from pdpool_operator.records import CHILD_RESOURCES, EVENTS, OPTIONAL_RESOURCES, PODS, Json, Resource
+from pdpool_operator.records import (
+    CHILD_RESOURCES,
+    CONTROLLER_REVISIONS,
+    EVENTS,
+    OPTIONAL_RESOURCES,
+    PODS,
+    Json,
+    Resource,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -117,6 +126,8 @@ async def _children(api: Kube, found: Found, resource: Resource, bundle: Bundle)
         if (pool_owner(each) or {}).get("uid") == uid:
             # Items of a list do not say what they are.
             whole = {"apiVersion": resource.api_version, "kind": resource.kind, **each}
+            if resource is CONTROLLER_REVISIONS:
+                whole = recipes.readable(whole)
             bundle.objects[f"children/{resource.kind}-{each['metadata']['name']}.yaml"] = whole
 
 

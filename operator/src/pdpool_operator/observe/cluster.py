@@ -5,7 +5,8 @@ when its resourceVersion is higher (they are ordered within one kind), a list re
 and a deletion is remembered until a younger list has been seen, so that an older list brings nothing back.
 
 Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry),
-status, and of a Deployment its size and what a pod of it holds; of pods metadata, place and status.
+status, of a Deployment its size and what a pod of it holds, and of a ControllerRevision its content; of pods metadata,
+place and status.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import names
 from pdpool_operator.records import (
+    CONTROLLER_REVISIONS,
     DEPLOYMENTS,
     OPTIONAL_RESOURCES,
     PODS,
@@ -97,7 +99,7 @@ class Cluster:
     def _take(self, resource: Resource, key: Key, raw: Json) -> PoolRef | None:
         known = self._objects[resource].get(key)
         self._forget(resource, key)
-        live = _trimmed(resource, raw)
+        live = trimmed(resource, raw)
         for each in live["metadata"].get("managedFields", ()):
             each["fieldsV1"] = self._shared(each.get("fieldsV1", {}))
         self._objects[resource][key] = live
@@ -220,7 +222,8 @@ def pool_owner(live: Json) -> Json | None:
     return None
 
 
-def _trimmed(resource: Resource, raw: Json) -> Json:
+def trimmed(resource: Resource, raw: Json) -> Json:
+    """What is kept of an object."""
     metadata = dict(raw["metadata"])
     entries = metadata.pop("managedFields", ())
     if resource is PODS:
@@ -229,6 +232,9 @@ def _trimmed(resource: Resource, raw: Json) -> Json:
     if resource is POOLS:
         return {"metadata": metadata, "spec": raw.get("spec", {}), "status": raw.get("status", {})}
     live: Json = {"metadata": metadata}
+    if resource is CONTROLLER_REVISIONS:
+        live["revision"] = raw.get("revision", 0)
+        live["data"] = json.dumps(raw.get("data"))  # as text: a tenth of what its values would hold in memory
     if resource is DEPLOYMENTS:
         spec = raw.get("spec", {})
         template = _pod_spec(spec.get("template", {}).get("spec", {}))

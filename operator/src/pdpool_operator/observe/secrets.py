@@ -66,15 +66,18 @@ class Secrets:
         self._keep(observed.ref, {each.name for each in wanted})
         if not wanted:
             return observed
-        namespace = observed.ref.namespace
+        namespace, is_on = observed.ref.namespace, rotation.is_on(observed.pool)
         if namespace not in self._namespaces:
-            return replace(observed, secrets=SecretsSeen(unwatched=_unwatched(wanted, f"of namespace {namespace}")))
+            words = _unwatched(wanted, f"of namespace {namespace}") if is_on else ""
+            return replace(observed, secrets=SecretsSeen(unwatched=words))
         for name in sorted({each.name for each in wanted}):
             known = self._known.setdefault((namespace, name), _Secret())
             if observed.ref not in known.users:
                 known.users.add(observed.ref)
                 await self._look(namespace, name, known)
-        return replace(observed, secrets=self._summary(namespace, wanted))
+        found = self._summary(namespace, wanted)
+        # Without rotation only what is missing counts: no value is compared with another.
+        return replace(observed, secrets=found if is_on else SecretsSeen(missing=found.missing))
 
     def forget(self, ref: PoolRef) -> None:
         """The pool is gone."""
@@ -117,6 +120,8 @@ class Secrets:
             known = self._known[namespace, each.name]
             if known.fault:
                 faults.append(known.fault)
+            elif known.entries is not None and not each.key:
+                continue  # mounted: the kubelet brings a new value to the pod
             elif known.entries is not None and each.key in known.entries:
                 digests[each] = known.entries[each.key]
             elif each.optional:
@@ -192,5 +197,7 @@ def _key_id(key: bytes) -> str:
 
 
 def _unwatched(wanted: Iterable[SecretEntry], where: str) -> str:
-    named = ", ".join(sorted({each.name for each in wanted}))
+    named = ", ".join(sorted({each.name for each in wanted if each.key}))
+    if not named:
+        return ""
     return f"a new value of Secret {named} rolls no pod by itself: the operator may not read Secrets {where}"

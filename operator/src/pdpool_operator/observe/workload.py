@@ -12,6 +12,7 @@ from pdpool_api import names
 from pdpool_api.names import Role
 from pdpool_operator.autoscale import PodReading
 from pdpool_operator.records import DEPLOYMENTS
+from pdpool_operator.rollout.members import COST_MARKED, COST_SPENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,21 +49,28 @@ def draining(observed: Observed, role: Role) -> list[Json]:
 
 
 def size(observed: Observed, role: Role) -> int | None:
-    """Replicas that the role's workload is set to; None: there is none.
+    """Replicas that the role is wanted at, as its workload shows; None: there is none.
 
+    A replica that was marked to leave is wanted no more, although its Deployment asks for it until it has finished.
     While two revisions stand side by side neither says it: what was reported last does.
     """
-    found = [
-        int(live["spec"]["replicas"])
+    found = {
+        key: int(live["spec"]["replicas"])
         for key, live in observed.children.items()
         if key.kind == DEPLOYMENTS.kind
         and _label(live, names.LABEL_ROLE) == role
         and (live.get("spec") or {}).get("replicas") is not None
-    ]
+    }
     if len(found) > 1:
         said = (observed.pool.get("status") or {}).get("prefill" if role is Role.PREFILL else "decode") or {}
-        return int(said["desiredReplicas"]) if "desiredReplicas" in said else max(found)
-    return found[0] if found else None
+        return int(said["desiredReplicas"]) if "desiredReplicas" in said else max(found.values())
+    if not found:
+        return None
+    (asked,) = found.values()
+    staying = [pod for pod in pods(observed, role) if "deletionTimestamp" not in pod["metadata"]]
+    # Those that the Deployment does not ask for any more are about to go: they are among the marked ones.
+    going = max(0, len(staying) - asked)
+    return max(0, asked - max(0, sum(map(is_marked, staying)) - going))
 
 
 def reading(pod: Json, values: Mapping[Measure, float]) -> PodReading:
@@ -85,7 +93,14 @@ def is_ready(pod: Json) -> bool:
 def is_leaving(pod: Json) -> bool:
     """True for a pod that is being deleted, or that drains before it is."""
     metadata = pod["metadata"]
-    return "deletionTimestamp" in metadata or names.ANNOTATION_DRAINING in metadata.get("annotations", {})
+    return "deletionTimestamp" in metadata or names.ANNOTATION_DRAINING in (metadata.get("annotations") or {})
+
+
+def is_marked(pod: Json) -> bool:
+    """True for a pod that the operator marked to leave; a mark that somebody set by hand changes no size."""
+    annotations = pod["metadata"].get("annotations") or {}
+    by_us = annotations.get(names.ANNOTATION_DELETION_COST) in (COST_MARKED, COST_SPENT)
+    return by_us and names.ANNOTATION_DRAINING in annotations
 
 
 def address(pod: Json, port: int) -> str | None:

@@ -4,6 +4,6 @@ Boundary: pure; from a spec with resolved images to a refusal, a remark, or a mo
 """
 
 from pdpool_operator.plan.fit import refusals, unchecked
-from pdpool_operator.plan.mode import Decision, decided
+from pdpool_operator.plan.mode import Decision, decided, inputs
 
-__all__ = ["Decision", "decided", "refusals", "unchecked"]
+__all__ = ["Decision", "decided", "inputs", "refusals", "unchecked"]

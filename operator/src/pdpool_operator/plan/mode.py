@@ -55,13 +55,13 @@ def decided(pool: InferencePool) -> Decision:
     spec = pool.spec
     if spec.mode != "Auto":
         return Decision(spec.mode, remark=_contradiction(spec))
-    inputs = _inputs(spec)
+    of_spec = inputs(spec)
     mode, remark = _by_rule(spec)
-    if pool.status.mode_inputs == inputs and pool.status.mode == "Disaggregated" and spec.prefill is not None:
+    if pool.status.mode_inputs == of_spec and pool.status.mode == "Disaggregated" and spec.prefill is not None:
         mode = "Disaggregated"
-    elif pool.status.mode_inputs == inputs and pool.status.mode == "Aggregated":
+    elif pool.status.mode_inputs == of_spec and pool.status.mode == "Aggregated":
         mode = "Aggregated"
-    return Decision(mode, inputs, remark)
+    return Decision(mode, of_spec, remark)
 
 
 def _by_rule(spec: InferencePoolSpec) -> tuple[Mode, Remark | None]:
@@ -91,7 +91,8 @@ def _has_nvlink(spec: InferencePoolSpec, role: Role) -> bool:
     return link is not None and link.kind == "NVLink"
 
 
-def _inputs(spec: InferencePoolSpec) -> str:
+def inputs(spec: InferencePoolSpec) -> str:
+    """Hash of what mode Auto decides from: while it stays the mode stays."""
     seen: dict[str, Any] = {
         "model": spec.model.model_dump(mode="json", exclude={"served_names", "token_secret_ref", "cache", "adapters"}),
         # A field that came later is left out where it is absent: else its coming would be a change of every pool.

@@ -61,6 +61,7 @@ def _plan(observed: Observed, draft: Sketch) -> Plan:
             for side in (*held_back.values(), *draft.older)
             if side.member.key not in gone and _moves(side)
         },
+        undo={side.member.key: side.undo for side in draft.older if side.undo},
         notes=tuple(_notes(draft)),
         delete=_unwanted(observed, desired, superseded),
         superseded=superseded,
@@ -87,7 +88,9 @@ def _sized(child: Child, draft: Sketch, ways: dict[names.Role, Strategy | None])
 
 
 def _moves(side: Side) -> bool:
-    return side.member.alive and (side.asked != side.member.asked or not side.member.paused)
+    if not side.member.alive or side.undo or side.member.undoing:
+        return False
+    return side.asked != side.member.asked or not side.member.paused
 
 
 def _frozen(side: Side) -> Json:

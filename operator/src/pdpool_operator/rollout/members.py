@@ -47,6 +47,8 @@ class Replica:
     """It was marked as having finished."""
     born: str
     load: Load
+    template: str = ""
+    """Hash of the template that its ReplicaSet has."""
 
     @property
     def serves(self) -> bool:
@@ -77,6 +79,8 @@ class Member:
     smaller size takes is not known then."""
     template: str = ""
     """Hash of the template that was last applied."""
+    undoing: bool = False
+    """It goes back to an earlier template, by itself."""
     alive: bool = True
     """False: there is no such Deployment (yet, or any more)."""
 
@@ -130,6 +134,8 @@ def _member(key: ChildKey, live: Json, pods: Sequence[Json], observed: Observed)
     templates = {_label(pod, _HASH_LABEL) for pod in pods}
     is_seen = int(status.get("observedGeneration", 0)) >= int(live["metadata"].get("generation", 0))
     is_updated = int(status.get("updatedReplicas", 0)) >= int(status.get("replicas", 0))
+    is_mixed = len(templates) > 1 or not is_updated
+    annotations = live["metadata"].get("annotations") or {}
     return Member(
         key=key,
         role=Role(_label(live, names.LABEL_ROLE)),
@@ -139,8 +145,9 @@ def _member(key: ChildKey, live: Json, pods: Sequence[Json], observed: Observed)
         **{**of_pods, "accelerators": accelerators(spec.get("limits", ())) or of_pods["accelerators"]},
         ready_count=int(status.get("readyReplicas", 0)),
         seen=is_seen,
-        mixed=len(templates) > 1 or not is_updated,
-        template=str(live["metadata"].get("annotations", {}).get(names.ANNOTATION_TEMPLATE, "")),
+        mixed=is_mixed,
+        undoing=is_mixed and annotations.get(names.ANNOTATION_UNDONE) == str(live["metadata"].get("generation", 0)),
+        template=str(annotations.get(names.ANNOTATION_TEMPLATE, "")),
     )
 
 
@@ -174,6 +181,7 @@ def _replica(pod: Json, observed: Observed) -> Replica:
         spent=aside and cost == COST_SPENT,
         born=str(metadata.get("creationTimestamp", "")),
         load=observed.loads.get(str(metadata.get("uid", "")), Load()),
+        template=_label(pod, _HASH_LABEL),
     )
 
 

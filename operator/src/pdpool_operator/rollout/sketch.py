@@ -37,6 +37,8 @@ class Side:
     """Serving replicas that surely go on: pods and the Deployment's count are watched apart, and the less counts."""
     template: str = ""
     """Hash of the desired template; empty: an older revision keeps what it has."""
+    undo: str = ""
+    """The template (`pod-template-hash`) that it is to go back to; empty: none."""
     marked: list[Replica] = field(default_factory=list)
     restored: list[Replica] = field(default_factory=list)
     spent: list[Replica] = field(default_factory=list)
@@ -69,6 +71,11 @@ class Side:
     def going(self) -> int:
         """Pods that nobody asks for any more, and that Kubernetes has not removed yet."""
         return max(0, self.member.live - self.asked)
+
+    @property
+    def out(self) -> int:
+        """Replicas that routers do not choose, ready or not."""
+        return len(self.aside) + sum(1 for each in self.member.replicas if each.aside and not each.ready)
 
     @property
     def parting(self) -> int:

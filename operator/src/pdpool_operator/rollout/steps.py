@@ -11,6 +11,7 @@ is the price that its author chose.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pdpool_operator.records import Pace
@@ -65,7 +66,7 @@ def fit_older(draft: Sketch) -> None:
         if _is_frozen(side):
             _ask_less(draft, side, side.idle - len(side.waiting))
             _let_go(draft, side, side.asked)
-        elif side.member.mixed:
+        elif side.member.mixed and not side.member.undoing:
             # It is stopped in the middle of a change: without its surge, which pod went would be anybody's guess.
             side.asked = side.held
 
@@ -97,7 +98,7 @@ def _ask_less(draft: Sketch, side: Side, count: int) -> None:
 
 def _is_frozen(side: Side) -> bool:
     """True when nothing but the size moves an older Deployment any more."""
-    return side.member.seen and (side.member.paused or not side.member.mixed)
+    return side.member.seen and (side.member.paused or not side.member.mixed) and not side.member.undoing
 
 
 def _has_finished(draft: Sketch, side: Side, replica: Replica) -> bool:
@@ -132,6 +133,24 @@ def make_room(draft: Sketch) -> None:
             return
     if over_cap(draft):
         _yield_to_cap(draft)
+        return
+    for side in draft.older:
+        if _is_frozen(side) and (_starved(draft) or _crowded(draft, side.place)):
+            side.undo = _undone(side)
+
+
+def _undone(side: Side) -> str:
+    """The template that an older Deployment goes back to where it was stopped in the middle of a change that fails.
+
+    No size takes just the pods that fail: Kubernetes chooses among both templates. Back on the one that serves, the
+    Deployment removes by itself what is not ready, and then consists of one template again. Empty: nothing is gained.
+    """
+    by_template = Counter(each.template for each in side.serving)
+    if not side.member.mixed or not side.idle or not by_template:
+        return ""
+    found = max(sorted(by_template), key=lambda each: by_template[each])
+    failing = (each for each in side.member.replicas if not each.ready)
+    return found if any(each.template != found for each in failing) else ""
 
 
 def over_cap(draft: Sketch) -> bool:
@@ -146,8 +165,7 @@ def _yield_to_cap(draft: Sketch) -> None:
     """One older replica goes although it is needed: the cap was lowered, or a replica has become larger."""
     ready = [side for side in draft.older if side.serving and side.member.accelerators and _is_frozen(side)]
     if ready:
-        side = max(ready, key=lambda each: each.counting)
-        side.mark(_least_loaded(side.serving)[0])
+        _let_one_go(max(ready, key=lambda each: each.counting))
 
 
 def _give_way(draft: Sketch, pairing: Pairing) -> bool:
@@ -178,12 +196,17 @@ def _one_gives_way(draft: Sketch, side: Side, pairing: Pairing) -> bool:
     is_taken = current is not None and draft.changing(current)
     if is_taken or not side.serving or not draft.bears_loss(side, pairing):
         return False
+    _let_one_go(side)
+    return True
+
+
+def _let_one_go(side: Side) -> None:
+    """A serving replica leaves: the least loaded is marked, or, among mixed templates, whichever the size takes."""
     if side.member.mixed:
         side.ask_less()
         side.serving.pop()
     else:
         side.mark(_least_loaded(side.serving)[0])
-    return True
 
 
 def _can_spare_waiting(draft: Sketch, side: Side) -> bool:
@@ -214,6 +237,11 @@ def _starved(draft: Sketch) -> bool:
     return growth > 0 and growth > headroom(draft, ending=0) + leaving
 
 
+def room(draft: Sketch) -> int:
+    """Accelerators that may be asked for now."""
+    return headroom(draft, ending=sum(side.member.terminating * side.member.accelerators for side in draft.sides))
+
+
 def headroom(draft: Sketch, *, ending: int) -> int:
     """Accelerators that may be added: of what is desired with its surge, and of `maxGpus`.
 
@@ -234,31 +262,37 @@ def headroom(draft: Sketch, *, ending: int) -> int:
 
 def _in_flight(draft: Sketch) -> bool:
     """True while something that was begun may still change what can be done."""
-    if any(side.aside or side.going for side in draft.older):
+    if any(side.aside or side.going or side.member.undoing for side in draft.older):
         return True
     if any(side.member.terminating for side in draft.sides):
         return True
+    # What only one of pods and Deployment takes for ready is about to be, or to be no more.
     starting = (
-        side.unready - sum(1 for each in side.member.replicas if each.unschedulable) for side in draft.current.values()
+        side.held - len(side.aside) - side.counting - sum(1 for each in side.member.replicas if each.unschedulable)
+        for side in draft.current.values()
     )
     return any(count > 0 for count in starting)
 
 
 def grow(draft: Sketch) -> None:
-    """Replicas of the desired revision are added where there is room, the roles in step with each other."""
-    ending = sum(side.member.terminating * side.member.accelerators for side in draft.sides)
+    """Replicas of the desired revision are added where there is room, the roles in step with each other.
+
+    One that is there and is not asked for needs no room.
+    """
     while True:
-        left = headroom(draft, ending=ending)
+        left = room(draft)
         able = [
             (side.asked / draft.wanted(role), side)
             for role, side in draft.current.items()
-            if draft.missing(side.place) > 0
-            and draft.free(side.place) > 0
-            and (not side.member.accelerators or side.member.accelerators <= left)
+            if draft.missing(side.place) > 0 and (side.asked < side.member.live or _has_room(draft, side, left))
         ]
         if not able:
             return
         min(able, key=lambda pair: pair[0])[1].asked += 1
+
+
+def _has_room(draft: Sketch, side: Side, left: int) -> bool:
+    return draft.free(side.place) > 0 and (not side.member.accelerators or side.member.accelerators <= left)
 
 
 def _least_loaded(replicas: Iterable[Replica]) -> list[Replica]:

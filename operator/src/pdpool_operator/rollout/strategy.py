@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdpool_api.names import Role
 from pdpool_operator.rollout.capacity import Pairing
+from pdpool_operator.rollout.steps import room
 
 if TYPE_CHECKING:
-    from pdpool_api.names import Role
     from pdpool_operator.rollout.sketch import Sketch
 
 
@@ -27,12 +28,14 @@ def strategies(draft: Sketch) -> dict[Role, Strategy | None]:
     """For every Deployment of the desired revision; None: it is stopped."""
     surges = _surges(draft)
     is_shared = any(side.held for side in draft.older)
-    return {
-        role: _within(draft, role)
-        if draft.changing(side) and side.member.live and (is_shared or _is_off_size(draft, role))
-        else _alone(surges[role], draft.desired.paces[role].max_unavailable)
-        for role, side in draft.current.items()
-    }
+    left, found = room(draft), dict[Role, Strategy | None]()
+    for role, side in draft.current.items():
+        if draft.changing(side) and side.member.live and (is_shared or _is_off_size(draft, role)):
+            found[role] = way = _within(draft, role, left)
+            left -= way.max_surge * side.member.accelerators if way is not None else 0
+        else:
+            found[role] = _alone(surges[role], draft.desired.paces[role].max_unavailable)
+    return found
 
 
 def _alone(surge: int, unavailable: int) -> Strategy:
@@ -43,15 +46,18 @@ def _alone(surge: int, unavailable: int) -> Strategy:
 def _is_off_size(draft: Sketch, role: Role) -> bool:
     """True while a Deployment is asked for another size than the desired one, or has pods that leave."""
     side = draft.current[role]
-    return side.asked != draft.wanted(role) or side.member.asked > side.asked or bool(side.aside)
+    return side.asked != draft.wanted(role) or side.member.asked > side.asked or bool(side.out)
 
 
-def _within(draft: Sketch, role: Role) -> Strategy | None:
+def _within(draft: Sketch, role: Role, left: int) -> Strategy | None:
     side = draft.current[role]
     others = draft.capacity(Pairing.ROUTED, of=draft.older)[side.place]
-    # Kubernetes counts as available what is ready, also where routers do not choose it any more.
-    must_stay = min(side.asked, max(0, draft.need[side.place] - others) + len(side.aside))
-    surge = max(0, draft.free(side.place)) + side.held - side.asked
+    # Kubernetes counts as available what is ready, or will be, also where routers do not choose it any more.
+    must_stay = min(side.asked, max(0, draft.need[side.place] - others) + side.out)
+    free = max(0, draft.free(side.place))
+    if side.member.accelerators:
+        free = min(free, max(0, left) // side.member.accelerators)
+    surge = free + side.held - side.asked
     way = Strategy(surge, side.asked - must_stay)
     return way if any(way) else None
 
