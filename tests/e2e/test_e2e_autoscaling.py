@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from e2e.observability.answers import Board
 from e2e.scenarios import gpu_exporter, host_page, prometheus
 from e2e.scenarios.crowd import Crowd
 from e2e.scenarios.pools import view, wait_for
@@ -64,7 +65,7 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
     """1 → 2 → 1 by the queue of real engines, and no client notices.
 
     The gauges come from a real Prometheus that scrapes the pods, GPU series from a stand-in for the DCGM exporter whose
-    pods are named by `exported_pod`, as behind a real Prometheus.
+    pods are named by `exported_pod`, as behind a real Prometheus. Meanwhile every panel of the dashboard has a series.
     """
     pool = real_pool.pool
 
@@ -87,6 +88,8 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
         assert decode_of(pool)["reason"] == "QueueDepth"
         assert " waiting / 4 per replica" in decode_of(pool)["message"]
         crowd.clients = 1
+        board = Board(url, pool.namespace, pool.name)
+        wait_for(lambda: not board.unanswered(), 60, "a series for every panel", lambda: str(board.unanswered()))
         took_s = wait_for(lambda: len(pool.ready_pods(Role.DECODE)) == 2, START_S, "two ready", pool.summary)
         say(f"decode: the second replica is ready after {took_s:.0f} s")
         assert pool.condition("ScalingActive")["status"] == "True"

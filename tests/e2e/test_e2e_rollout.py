@@ -6,17 +6,15 @@ operator are real.
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import pytest
 
 from e2e.images.build import image_name
 from e2e.scenarios import engine_metrics, standin_pool
 from e2e.scenarios.pools import Pool, wait_for
+from e2e.scenarios.stream import Stream
 from e2e.scenarios.traffic import Trickle
 from pdpool_api.names import ANNOTATION_DRAINING, Role
 
@@ -89,26 +87,6 @@ def test_a_new_image_takes_over_the_only_accelerator(
     assert [pod.name for pod in pool.pods(Role.AGGREGATED)] == [after.name]
 
 
-@dataclass
-class Stream:
-    """One long answer, read to its end by a thread of its own."""
-
-    url: str
-    prompt: str
-    text: str = ""
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def _read(self) -> None:
-        body = {"model": standin_pool.MODEL, "prompt": self.prompt, "max_tokens": STREAM_TOKENS, "stream": True}
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as answer:
-            for part in answer.iter_text():
-                self.text += part
-
-
 def _running(pod: PodView) -> float:
     return engine_metrics.read(pod.url).total(RUNNING)
 
@@ -128,7 +106,8 @@ def test_streams_outlive_a_smaller_size(api: ClusterApi, namespaces: Namespaces,
     streams: list[Stream] = []
 
     def busy() -> bool:
-        streams.append(Stream(pool.service_url(), f"stream {len(streams)}: tell a long story about blocks"))
+        prompt = f"stream {len(streams)}: tell a long story about blocks"
+        streams.append(Stream(pool.service_url(), standin_pool.MODEL, prompt, STREAM_TOKENS))
         time.sleep(1.0)
         return all(_running(pod) >= 1 for pod in decodes)
 
@@ -149,7 +128,7 @@ def test_streams_outlive_a_smaller_size(api: ClusterApi, namespaces: Namespaces,
     assert trickle.failures() == []
     for stream in streams:
         stream.thread.join(timeout=60)
-        assert stream.text.rstrip().endswith("data: [DONE]")
+        assert stream.is_whole
 
 
 def _marked(pool: Pool) -> list[str]:
