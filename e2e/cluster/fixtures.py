@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import pytest
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 120.0
 TESTS = "tests"
+_control_plane_fixtures: Final[list[str]] = []
+"""One entry for each folder's fixture that is in use in this session; they share one control plane."""
 
 
 class SharedNode:
@@ -99,8 +101,11 @@ def control_plane() -> Iterator[Cluster]:
     """An API server with controllers, of this session alone: no pod ever runs in it. About 4 s, once."""
     name = f"test-{os.getpid()}"
     cluster = up(name, control_plane_only=True, owned=True)
+    _control_plane_fixtures.append(name)
     yield cluster
-    down(name, keep_logs=False)
+    _control_plane_fixtures.pop()
+    if not _control_plane_fixtures:
+        down(name, keep_logs=False)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,7 +78,15 @@ class Watches:
             return asyncio.run_coroutine_threadsafe(self._kube.login(), loop).result(_LOGIN_TIMEOUT_S)
 
         thread = _Thread(lambda *event: _call(loop, self._deliver, *event), self._namespace, login, kinds)
-        running = loop.run_in_executor(None, thread.run)
+        running = loop.create_future()
+
+        def live() -> None:
+            thread.run()
+            _call(loop, _done, running)
+
+        # No thread of the loop's executor: what kopf does not end, for example while the API server is away, must not
+        # hold up the end of the process.
+        threading.Thread(target=live, name="kopf", daemon=True).start()
         changed = asyncio.create_task(self._relist.until(lambda serving: serving != kinds))
         try:
             await asyncio.wait([running, changed], return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +103,12 @@ class Watches:
             self._wake(ref)
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Deliver, *event: Any) -> None:
+def _done(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *event: Any) -> None:
     with contextlib.suppress(RuntimeError):  # the main loop has ended: nobody is left to tell
         loop.call_soon_threadsafe(function, *event)
 
