@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.operator.site import Site
 
 # On one worker with the others of this group: an operator of one would act on the pools of the other.
-pytestmark = [pytest.mark.api, pytest.mark.xdist_group("apart")]
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("upgrade")]
 
 DECODE = f"{names.LABEL_ROLE}=decode"
 MARK = {names.ANNOTATION_DRAINING: "2026-01-01T00:00:00Z", names.ANNOTATION_DELETION_COST: "-1000000"}

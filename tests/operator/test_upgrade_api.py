@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.operator.site import Site
 
 # On one worker with the others of this group: an operator of one would act on the pools of the other.
-pytestmark = [pytest.mark.api, pytest.mark.xdist_group("apart")]
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("upgrade")]
 
 PREFILL, DECODE = (f"{names.LABEL_ROLE}={role}" for role in ("prefill", "decode"))
 
