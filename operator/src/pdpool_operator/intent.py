@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pdpool_api.names import Role
     from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.plan import Decision
-    from pdpool_operator.records import Child, Json
+    from pdpool_operator.records import Child, Json, Observed
     from pdpool_operator.sizes import Sizes
 
 
@@ -65,6 +65,8 @@ class Recall:
 
     def __init__(self) -> None:
         self._kept: list[tuple[Json, Recalled]] = []
+        self._recipes: dict[str, Recipe | None] = {}
+        self._record: tuple[tuple[Recipe, str, Mapping[str, int]], Child] | None = None
 
     def of(self, raw: Json, images: Images) -> Recalled:
         """What can be said of a pool as it is stored; the same as long as it is built from the same.
@@ -82,8 +84,19 @@ class Recall:
         }
         found = next((each for each in self._kept if each[0] == basis), None)
         found = found or (basis, Recalled(InferencePool.parse(raw), images))
-        self._kept = [found, *(each for each in self._kept if each is not found)][:2]
+        self._kept = [found, *(each for each in self._kept if each is not found)][:_MOST_RECALLED]
         return found[1]
+
+    def recipes(self, observed: Observed) -> tuple[Recipe, ...]:
+        """See `build.recipes.kept`; each record is unpacked once."""
+        return build.recipes.kept(observed, self._recipes)
+
+    def record(self, observed: Observed, recipe: Recipe) -> Child:
+        """See `build.recipes.record`; packed anew only where something of it is new."""
+        basis = recipe, observed.uid, build.recipes.numbers(observed)
+        if self._record is None or self._record[0] != basis:
+            self._record = basis, build.recipes.record(InferencePool.parse(observed.pool), recipe, observed)
+        return self._record[1]
 
 
 class Recalled:

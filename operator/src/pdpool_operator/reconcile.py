@@ -20,7 +20,7 @@ import structlog
 from pdpool_api import names
 from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
-from pdpool_api.pool import InferencePool, PoolError
+from pdpool_api.pool import PoolError
 from pdpool_operator import build, intent, rollout, rotation, telemetry
 from pdpool_operator.records import (
     Images,
@@ -31,6 +31,7 @@ from pdpool_operator.records import (
     Recipe,
     Refusal,
     Surroundings,
+    claim_words,
 )
 from pdpool_operator.status import status
 
@@ -106,7 +107,7 @@ async def reconcile(
         return seen, step
 
     observed = await writer.with_records(observed)
-    accepted = next(iter(build.recipes.kept(observed)), None)
+    accepted = next(iter(recall.recipes(observed)), None)
     is_edited = accepted is None or accepted.spec != observed.pool["spec"]
     observed, step = await thought_out(await claims.seen(observed, anew=is_edited))
     refusal = step.refusal or _incomplete(observed, accepted)
@@ -150,9 +151,9 @@ def _references(pool: Json) -> frozenset[str]:
     secrets = rotation.references(pool)
     return frozenset(
         [
-            *(f"Secret {each.name}" for each in secrets),
-            *(f"key {each.key} of Secret {each.name}" for each in secrets),
-            *(f"PersistentVolumeClaim {each}" for each in rotation.claims(pool)),
+            *(each.secret_words for each in secrets),
+            *(each.key_words for each in secrets),
+            *map(claim_words, rotation.claims(pool)),
         ]
     )
 
@@ -169,8 +170,8 @@ def next_plan(
     """Everything between reading and writing; pure but for what it recalls of the look before."""
     try:
         around = Surroundings(operator_namespace, observed.optional)
-        kept = build.recipes.kept(observed)
         recall = recall or intent.Recall()
+        kept = recall.recipes(observed)
         desired = intent.continued(recall, observed.pool, images, around, sizes, kept=kept, version=VERSION)
     except (PoolError, vllm.ArgumentError) as fault:
         # Stored by an older schema, or an argument that cannot be read: nothing is built from a guess.
@@ -178,7 +179,7 @@ def next_plan(
     if isinstance(desired, Refusal):
         return Plan(desired=None, refusal=desired)
     assert desired.recipe is not None
-    record = build.recipes.record(InferencePool.parse(observed.pool), desired.recipe, observed)
+    record = recall.record(observed, desired.recipe)
     desired = rotation.stamped(desired, observed)
     step = rollout.next_step(observed, replace(desired, children=(*desired.children, record)), now_s)
     left = {observed.children[key]["metadata"]["labels"].get(names.LABEL_REVISION, "") for key in step.superseded}

@@ -145,6 +145,16 @@ class SecretEntry:
     optional: bool = False
     """Pods start without it."""
 
+    @property
+    def secret_words(self) -> str:
+        """The Secret, as a condition calls it."""
+        return f"Secret {self.name}"
+
+    @property
+    def key_words(self) -> str:
+        """The key in it, as a condition calls it."""
+        return f"key {self.key} of {self.secret_words}"
+
 
 @dataclass(frozen=True, slots=True)
 class SecretsSeen:
@@ -190,6 +200,11 @@ class PoolHealth:
     routing: HealthVerdict
 
 
+def claim_words(name: str) -> str:
+    """A PersistentVolumeClaim, as a condition calls it."""
+    return f"{CLAIMS.kind} {name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Everything known about one pool at one moment."""
@@ -212,7 +227,7 @@ class Observed:
     @property
     def missing(self) -> tuple[str, ...]:
         """What the engines refer to and is known not to be there, as `Secret hf`."""
-        claims = (f"PersistentVolumeClaim {each}" for each in self.missing_claims)
+        claims = map(claim_words, self.missing_claims)
         return (*(self.secrets.missing if self.secrets is not None else ()), *claims)
 
     @property

@@ -18,6 +18,7 @@ from pdpool_api.hardware import accelerator_resources
 from pdpool_api.names import Role
 from pdpool_api.pool import InferencePoolStatus, RoleStatus, RouterStatus
 from pdpool_api.pool_status import GpuStatus
+from pdpool_api.router_spec import RouterService
 from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, HealthVerdict, Json, Observed, Outcome, Plan, Remark
 from pdpool_operator.sizes import active
 
@@ -33,10 +34,9 @@ _MAX_NAMED: Final = 5
 _UNPULLED: Final = ("ErrImagePull", "ImagePullBackOff")
 _REFUSED: Final = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError", "RunContainerError")
 _RESTARTS: Final = 2
-_SERVICE_PORT: Final = 80
+"""A container that ended so often without having started is not unlucky."""
 _SCHEME_PORTS: Final = {"http": 80, "https": 443}
 """What a URL means that names no port."""
-"""A container that ended so often without having started is not unlucky."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
 def _url(observed: Observed) -> str:
     router = observed.pool["spec"].get("router") or {}
     scheme = "https" if router.get("tlsSecretRef") else "http"
-    port = (router.get("service") or {}).get("port", _SERVICE_PORT)
+    port = (router.get("service") or {}).get("port", RouterService().port)
     service = names.child_name(observed.ref.name, Role.ROUTER.value)
     return f"{scheme}://{service}.{observed.ref.namespace}.svc{'' if port == _SCHEME_PORTS[scheme] else f':{port}'}"
 

@@ -30,11 +30,6 @@ class View:
     blind: bool = False
     """What the routers know is not known, or not all of it."""
 
-    @property
-    def ready(self) -> tuple[PodReading, ...]:
-        """Pods that serve, and stay."""
-        return tuple(pod for pod in self.reading.staying if pod.ready)
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -49,7 +44,13 @@ class Demand:
 
 
 def over_pods(
-    view: View, target: float, value: Callable[[PodReading], float | None], noun: str, *, extra: float | None = None
+    view: View,
+    target: float,
+    value: Callable[[PodReading], float | None],
+    noun: str,
+    *,
+    extra: float | None = None,
+    is_needed: Callable[[PodReading], bool] = lambda _: False,
 ) -> Demand | None:
     """The sum over the pods that stay; None: nobody told anything.
 
@@ -59,6 +60,8 @@ def over_pods(
         value: of one pod; None: unknown.
         noun: what is counted.
         extra: what no pod has yet; None: unknown.
+        is_needed: of a ready pod that told its part: it may hide more, and counts as on target where shrinkage is
+            decided.
     """
     values = [(pod, value(pod)) for pod in view.reading.staying]
     found = [each for _, each in values if each is not None]
@@ -67,8 +70,9 @@ def over_pods(
     known = math.fsum(found) + (extra or 0.0)
     # Where none is ready, those that came so far hide what they cannot take: an outage is no lack of demand.
     may_hide = [pod for pod, each in values if each is None and (pod.ready or not (found or pod.unschedulable))]
-    hidden = len(may_hide)
-    return Demand(known, known + hidden * target, f"{amount(known)} {noun} / {amount(target)} per replica")
+    needed = [each for pod, each in values if each is not None and pod.ready and is_needed(pod)]
+    hidden = len(may_hide) * target + math.fsum(max(0.0, target - each) for each in needed)
+    return Demand(known, known + hidden, f"{amount(known)} {noun} / {amount(target)} per replica")
 
 
 def from_latency(view: View, target_ms: float, value_ms: float | None, name: str) -> Demand | None:

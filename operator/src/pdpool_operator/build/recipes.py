@@ -46,9 +46,9 @@ def record(pool: InferencePool, recipe: Recipe, observed: Observed) -> Child:
         },
     }
     meta = metadata(pool, Role.ROUTER, _SPEC, ownership.digest(data)[:_HASH_LENGTH])
-    numbers = {live["metadata"]["name"]: _number(live) for live in _records(observed)}
-    last = max(numbers.values(), default=0)
-    is_last = numbers.get(meta["name"], 0) == last > 0
+    known = numbers(observed)
+    last = max(known.values(), default=0)
+    is_last = known.get(meta["name"], 0) == last > 0
     body = {
         "apiVersion": CONTROLLER_REVISIONS.api_version,
         "kind": CONTROLLER_REVISIONS.kind,
@@ -59,9 +59,24 @@ def record(pool: InferencePool, recipe: Recipe, observed: Observed) -> Child:
     return Child(CONTROLLER_REVISIONS, body)
 
 
-def kept(observed: Observed) -> tuple[Recipe, ...]:
-    """Every recipe that is remembered: of the present spec if it was accepted, then the later before the earlier."""
-    found = [each for live in reversed(_records(observed)) if (each := _read(live)) is not None]
+def numbers(observed: Observed) -> dict[str, int]:
+    """The names of the records that there are, with the order in which they were accepted."""
+    return {live["metadata"]["name"]: _number(live) for live in _records(observed)}
+
+
+def kept(observed: Observed, known: dict[str, Recipe | None] | None = None) -> tuple[Recipe, ...]:
+    """Every recipe that is remembered: of the present spec if it was accepted, then the later before the earlier.
+
+    `known` holds what was read before, by the text of its record, and is kept up to date.
+    """
+    known = {} if known is None else known
+    texts = [str(live.get("data")) for live in reversed(_records(observed))]
+    for text in known.keys() - set(texts):
+        del known[text]
+    for text in texts:
+        if text not in known:
+            known[text] = _read(text)
+    found = [each for text in texts if (each := known[text]) is not None]
     return tuple(sorted(found, key=lambda each: each.spec != observed.pool["spec"]))
 
 
@@ -69,7 +84,7 @@ def outlived(observed: Observed, revisions: Collection[str]) -> frozenset[ChildK
     """Records to keep beside the desired one: the last of each revision that still has replicas, for a revert."""
     last = {}
     for live in _records(observed) if revisions else ():
-        recipe = _read(live)
+        recipe = _read(str(live.get("data")))
         if recipe is not None and recipe.revision in revisions:
             last[recipe.revision] = ChildKey(CONTROLLER_REVISIONS.kind, live["metadata"]["name"])
     return frozenset(last.values())
@@ -97,10 +112,10 @@ def readable(body: Json) -> Json:
     return {**body, "data": {**(body.get("data") or {}), _RECIPE: {**told, "roles": roles}}}
 
 
-def _read(live: Json) -> Recipe | None:
+def _read(data: str) -> Recipe | None:
     """None: somebody else wrote it, or a version that knows more."""
     try:
-        return _recipe(json.loads(live["data"]))
+        return _recipe(json.loads(data))
     except (AttributeError, KeyError, TypeError, ValueError, zlib.error):
         return None
 

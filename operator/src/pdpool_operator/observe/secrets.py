@@ -127,9 +127,9 @@ class Secrets:
             elif each.optional:
                 digests[each] = "absent"
             elif known.entries is None:
-                missing.append(f"Secret {each.name}")
+                missing.append(each.secret_words)
             elif known.entries:
-                missing.append(f"key {each.key} of Secret {each.name}")
+                missing.append(each.key_words)
         words = _unwatched(wanted, f"({faults[0]})") if faults else ""
         return SecretsSeen(_key_id(self._key), digests, tuple(dict.fromkeys(missing)), words)
 

@@ -112,7 +112,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         host=str(address),
         port=_http_port(pod),
         revision=str(labels.get(LABEL_REVISION) or ""),
-        draining=leaves or ANNOTATION_DRAINING in (metadata.get("annotations") or {}),
+        draining=leaves or _is_marked(metadata),
     )
 
 
@@ -133,8 +133,12 @@ def life_of(pods: Iterable[Json]) -> Life:
 def _is_staying_engine(pod: Json) -> bool:
     metadata = pod.get("metadata") or {}
     role = (metadata.get("labels") or {}).get(LABEL_ROLE)
-    leaves = metadata.get("deletionTimestamp") or ANNOTATION_DRAINING in (metadata.get("annotations") or {})
-    return role in _ENGINE_ROLE_NAMES and not leaves
+    return role in _ENGINE_ROLE_NAMES and not (metadata.get("deletionTimestamp") or _is_marked(metadata))
+
+
+def _is_marked(metadata: Json) -> bool:
+    """It gets no new request, though it may finish streams for minutes."""
+    return ANNOTATION_DRAINING in (metadata.get("annotations") or {})
 
 
 def _is_starting(pod: Json) -> bool:

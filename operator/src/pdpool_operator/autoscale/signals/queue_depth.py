@@ -14,6 +14,7 @@ something always; that it is full is told by its KV.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api.names import Role
@@ -32,13 +33,9 @@ HOLDS: Final = True
 def demand(view: View, target: float) -> Demand | None:
     """Requests, summed over the replicas."""
     queued = None if view.role is Role.DECODE else view.gateway.get(Measure.QUEUED)
-    counted = over_pods(view, target, _waiting, "waiting", extra=queued)
-    if counted is None:
-        return None
-    told = [(pod, waiting) for pod in view.ready if (waiting := _waiting(pod)) is not None]
     running_counts = view.blind or view.role is Role.PREFILL
-    hidden = sum(max(0.0, target - waiting) for pod, waiting in told if _is_needed(pod, running_counts=running_counts))
-    return Demand(counted.known, counted.cautious + hidden, counted.words)
+    is_needed = partial(_is_needed, running_counts=running_counts)
+    return over_pods(view, target, _waiting, "waiting", extra=queued, is_needed=is_needed)
 
 
 def _waiting(pod: PodReading) -> float | None:

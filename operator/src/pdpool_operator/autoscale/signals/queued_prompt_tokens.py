@@ -18,11 +18,7 @@ HOLDS: Final = True
 
 def demand(view: View, target: float) -> Demand | None:
     """Tokens, summed over the replicas."""
-    counted = over_pods(view, target, _tokens, "prompt tokens queued")
-    if counted is None or not view.partial:
-        return counted
-    hidden = sum(max(0.0, target - told) for pod in view.ready if (told := _tokens(pod)) is not None)
-    return Demand(counted.known, counted.cautious + hidden, counted.words)
+    return over_pods(view, target, _tokens, "prompt tokens queued", is_needed=lambda _: view.partial)
 
 
 def _tokens(pod: PodReading) -> float | None:
