@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from e2e.bench.report import Row
 from e2e.bench.workloads import CROWD, LATENCY, W1, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from e2e.bench.contest import Contestant
 
@@ -49,12 +50,8 @@ class Bench:
         count = WARM_UP_REQUESTS
         if workload.streams:
             workload, count = dataclasses.replace(workload, chunks=WARM_UP_CHUNKS), 1
-        client = Client(contestant.port, workload)
-        try:
+        async with self._asking(contestant, workload, count) as client:
             await client.offer(self._numbers(count), seed=0)
-            self._check(client, contestant, workload, count)
-        finally:
-            await client.close()
 
     async def open_loop(
         self, contestant: Contestant, workload: Workload, offered_s: float, seed: int
@@ -64,15 +61,11 @@ class Bench:
         Raises:
             LoadError: an answer is wrong or missing.
         """
-        client = Client(contestant.port, workload)
-        try:
-            count = int(workload.rate_per_s * offered_s)
+        count = int(workload.rate_per_s * offered_s)
+        async with self._asking(contestant, workload, count) as client:
             began_ns = contestant.used_ns()
             await client.offer(self._numbers(count), seed)
             used_ns = contestant.used_ns() - began_ns
-            self._check(client, contestant, workload, count)
-        finally:
-            await client.close()
         return used_ns / NS_PER_US / count, sorted(client.tally.latencies_s)
 
     async def per_chunk(self, contestant: Contestant, workload: Workload, window_s: float) -> float:
@@ -81,12 +74,8 @@ class Bench:
         Raises:
             LoadError: an answer is wrong or missing.
         """
-        client = Client(contestant.port, workload)
-        try:
+        async with self._asking(contestant, workload, workload.streams) as client:
             used_ns, events = await client.hold(self._numbers(workload.streams), window_s, contestant.used_ns)
-            self._check(client, contestant, workload, workload.streams)
-        finally:
-            await client.close()
         return used_ns / NS_PER_US / events
 
     async def closed_loop(self, contestant: Contestant, count: int) -> tuple[float, float]:
@@ -95,14 +84,10 @@ class Bench:
         Raises:
             LoadError: an answer is wrong or missing.
         """
-        client = Client(contestant.port, W1)
-        try:
+        async with self._asking(contestant, W1, count) as client:
             began_ns = contestant.used_ns()
             took_s = await client.saturate(self._numbers(count), CLOSED_AT_ONCE)
             used_ns = contestant.used_ns() - began_ns
-            self._check(client, contestant, W1, count)
-        finally:
-            await client.close()
         return used_ns / NS_PER_US / count, count / took_s
 
     async def crowd(self, contestant: Contestant, window_s: float) -> dict[str, float]:
@@ -122,6 +107,16 @@ class Bench:
             "crowd_rate": found.events / found.seconds,
             "crowd_rss": found.more_rss_bytes / _KB / CROWD.streams,
         }
+
+    @asynccontextmanager
+    async def _asking(self, contestant: Contestant, workload: Workload, expected: int) -> AsyncIterator[Client]:
+        """A client, all of whose answers have to be right in the end."""
+        client = Client(contestant.port, workload)
+        try:
+            yield client
+            self._check(client, contestant, workload, expected)
+        finally:
+            await client.close()
 
     def _check(self, client: Client, contestant: Contestant, workload: Workload, expected: int) -> None:
         tally = client.tally

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import httpx
 from prometheus_client import generate_latest
 
+from e2e.engine.real import free_ports
 from e2e.engine.standin import EventsConfig, Standin
 from e2e.observability.answers import Board
 from e2e.scenarios import gpu_exporter, host_page, prometheus
@@ -77,7 +77,7 @@ async def watched(folder: Path, *, prefill: int = 2, decode: int = 2, **sections
         targets.append(_target(f"http://{HOST}:{router.admin_port}", f"{POOL}-router", Role.ROUTER))
         scraped = prometheus.configuration({"static_configs": targets}, exporter, [operator])
         # Its own thread: the engines and the router go on meanwhile, and the first scrape finds them.
-        running = prometheus.running(folder, scraped, HOST, _free_port())
+        running = prometheus.running(folder, scraped, HOST, *free_ports(1))
         url = await asyncio.to_thread(running.__enter__)
         stack.push_async_exit(lambda *fault: asyncio.to_thread(running.__exit__, *fault))
         client = httpx.AsyncClient(base_url=f"http://{HOST}:{router.port}", timeout=60)
@@ -90,13 +90,5 @@ def _target(url: str, pod: str, role: str) -> dict[str, Any]:
 
 
 def _events() -> EventsConfig:
-    ports = _free_port(), _free_port()
-    live, replay = (f"tcp://*:{port}" for port in ports)
+    live, replay = (f"tcp://*:{port}" for port in free_ports(2))
     return EventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=live, replay_endpoint=replay)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,20 +7,17 @@ queue: its number of clients is what waits and runs.
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
 
 import httpx
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from e2e.scenarios.background import Background
 
 REQUEST_TIMEOUT_S = 180.0
 
 
 @dataclass
-class Crowd:
+class Crowd(Background):
     """`clients` of them, until `clients` is lowered or the block ends; use as a context manager."""
 
     url: str
@@ -29,20 +26,6 @@ class Crowd:
     max_tokens: int = 200
     succeeded: int = 0
     failures: list[str] = field(default_factory=list)
-    _ended: bool = False
-    _thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="crowd", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended = True
-        if self._thread is not None:
-            self._thread.join()
 
     async def _run(self) -> None:
         async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S) as client, asyncio.TaskGroup() as group:
@@ -51,7 +34,7 @@ class Crowd:
 
     async def _one(self, client: httpx.AsyncClient, number: int) -> None:
         count = 0
-        while not self._ended and number < self.clients:
+        while not self._ended.is_set() and number < self.clients:
             count += 1
             words = f"client {number}, request {count}: tell a long story about blocks of KV"
             body = {

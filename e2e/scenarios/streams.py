@@ -7,20 +7,17 @@ its client was there. Unlike a crowd it makes a load that rises steadily.
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
 
 import httpx
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from e2e.scenarios.background import Background
 
 READ_S = 120.0
 
 
 @dataclass
-class Streams:
+class Streams(Background):
     """One stream more every `every_s` seconds, `limit` at most; use as a context manager."""
 
     url: str
@@ -31,20 +28,6 @@ class Streams:
     """Of each: more than it will get."""
     opened: int = 0
     failures: list[str] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="streams", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=None)

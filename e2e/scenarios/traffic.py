@@ -7,15 +7,12 @@ change cost no client anything.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
 
 import httpx
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from e2e.scenarios.background import Background
 
 REQUEST_TIMEOUT_S = 30.0
 
@@ -36,7 +33,7 @@ class Outcome:
 
 
 @dataclass
-class Trickle:
+class Trickle(Background):
     """One chat every `every_s` seconds, each on its own, at most `limit` in all; use as a context manager.
 
     `stream` alternates: every other request is streamed and must end with `[DONE]`.
@@ -50,24 +47,10 @@ class Trickle:
     keep_alive: bool = True
     """Whether connections are used again, as most clients do; else each request opens its own."""
     outcomes: list[Outcome] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="trickle", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def stop(self) -> list[Outcome]:
         """Send no more, wait for what is under way, and tell every outcome."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._end()
         return self.outcomes
 
     def failures(self) -> list[Outcome]:
