@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from e2e.bench import cpu
 from e2e.bench.load import KEY
 from e2e.bench.peers import PEERS, Place
-from e2e.bench.processes import free_ports, running, wait_for, wait_for_line
+from e2e.bench.processes import running, wait_for, wait_for_line
 from e2e.bench.replies import MODEL
 from e2e.bench.report import OURS, OURS_ALL_ON
 from e2e.bench.workloads import W4
+from e2e.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

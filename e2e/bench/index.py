@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from e2e.bench.cpu import tree_ns
-from e2e.bench.processes import free_ports, running_anywhere, wait_for
+from e2e.bench.processes import running_anywhere, wait_for
+from e2e.ports import free_ports
 from pdpool_api.engines.vllm import kv_events
 from pdpool_api.engines.vllm.legs import Route
 from pdpool_api.engines.vllm.prompts import prompt_text

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -114,12 +113,3 @@ def _check_alive(child: subprocess.Popen[bytes], log: Path) -> None:
 
 def _tail(log: Path) -> str:
     return f"last lines of {log}:" + "".join(f"\n    | {line}" for line in last_lines(log))
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nothing listens on now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

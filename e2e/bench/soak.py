@@ -26,8 +26,9 @@ import httptools
 import httpx
 
 from e2e.bench import replies
-from e2e.bench.processes import free_ports, running_anywhere, stop, wait_for, wait_for_line
+from e2e.bench.processes import running_anywhere, stop, wait_for, wait_for_line
 from e2e.bench.workloads import CHAT_PATH, Workload, serial
+from e2e.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Self
 import httpx
 import yaml
 
-from e2e.bench.processes import free_ports
 from e2e.chart import INSTALL_FILE, NAMESPACE
+from e2e.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from e2e.cluster.ledger import Ledger
 from e2e.cluster.network import NODE_ADDRESS
 from e2e.cluster.paths import data_root, run_root
 from e2e.cluster.progress import ClusterError
+from e2e.ports import free_ports
 
 NODE_NAME: Final = "node1"
 NAME_RULE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -127,7 +127,8 @@ def load(name: str) -> Layout | None:
 
 def chosen(name: str, *, node: bool, owner: str = "", begun_by: str = "") -> Layout:
     """A fresh layout with ports that are free now."""
-    return Layout(checked(name), node, _free_ports(), str(data_root() / name), owner, begun_by)
+    ports = dict(zip(PORT_NAMES, free_ports(len(PORT_NAMES)), strict=True))
+    return Layout(checked(name), node, ports, str(data_root() / name), owner, begun_by)
 
 
 def known_names() -> list[str]:
@@ -140,15 +141,3 @@ def checked(name: str) -> str:
     if not NAME_RULE.fullmatch(name):
         raise ClusterError(f"--name {name!r}: must be 1 to 40 lower-case letters, digits or inner hyphens")
     return name
-
-
-def _free_ports() -> dict[str, int]:
-    """Ports taken all at once, so that they differ; the kernel does not hand them out again soon."""
-    sockets = [socket.socket() for _ in PORT_NAMES]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return {name: one.getsockname()[1] for name, one in zip(PORT_NAMES, sockets, strict=True)}
-    finally:
-        for one in sockets:
-            one.close()

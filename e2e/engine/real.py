@@ -11,9 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +24,7 @@ import httpx
 
 from e2e.cluster.progress import Progress, last_lines
 from e2e.engine import install, model
+from e2e.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,26 +32,10 @@ if TYPE_CHECKING:
 
 Role = Literal["prefill", "decode", "aggregated"]
 HOST = "127.0.0.1"
-PORTS = range(20000, 32000)
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 30.0
 KV_ROLES: Mapping[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 PR_SET_PDEATHSIG = 1
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nothing listens on, all different.
-
-    Below the range from which the kernel takes ports of outgoing connections: an engine needs half a minute until it
-    listens, and by then another program's connection, or its own inner sockets, could have taken one.
-    """
-    found: set[int] = set()
-    while len(found) < count:
-        port = PORTS.start + secrets.randbelow(len(PORTS))
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("", port))
-            found.add(port)
-    return list(found)
 
 
 @dataclass(frozen=True)

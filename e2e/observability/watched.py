@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import httpx
 from prometheus_client import generate_latest
 
-from e2e.engine.real import free_ports
 from e2e.engine.standin import EventsConfig, Standin
 from e2e.observability.answers import Board
+from e2e.ports import free_ports
 from e2e.scenarios import gpu_exporter, host_page, prometheus
 from pdpool_api.names import Role
 from pdpool_api.router_config import from_mapping

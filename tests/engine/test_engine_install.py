@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e.engine import install, model
-from e2e.engine.real import PORTS, Ports, RealEngine, environment, free_ports, serve_arguments
+from e2e.engine.real import Ports, RealEngine, environment, serve_arguments
 from e2e.engine.standin.cli import config_from
+from e2e.ports import RANGE, free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +77,7 @@ def test_free_ports_are_out_of_the_way() -> None:
     ports = free_ports(8)
     assert len(set(ports)) == 8
     for port in ports:
-        assert port in PORTS
+        assert port in RANGE
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ import zmq.asyncio
 
 from e2e.engine.standin import EngineConfig, EventsConfig, ManualClock, Pace, Recorded, Settings, Standin, Startup
 from e2e.engine.standin.kv import BlockPool
+from e2e.ports import free_ports
 
 FIRST_LEG = {"do_remote_decode": True, "do_remote_prefill": False}
 BODY = {"model": "tiny", "prompt": "hello there", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
@@ -356,9 +356,7 @@ async def test_data_parallel_ranks() -> None:
 
 async def test_admin_endpoint() -> None:
     """Rules, pace, listener and records can be reached over a port of their own; the API's port does not show them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     async with Standin("prefill", settings=Settings(admin_port=port)) as engine, client_of() as client:
         admin = f"http://127.0.0.1:{port}"
         assert (await client.post(f"{admin}/rules", json={"times": 1, "status": 503})).status_code == 200
@@ -472,9 +470,7 @@ async def test_shutdown_without_timeout_aborts() -> None:
 
 async def test_a_cleared_cache_is_told_with_the_next_batch() -> None:
     """AllBlocksCleared leads the events of the next request; until then nothing is told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     events = EventsConfig(enable_kv_cache_events=True, endpoint=f"tcp://*:{port}", topic="kv")
     context: zmq.asyncio.Context = zmq.asyncio.Context()
     async with Standin("prefill", events=events) as engine:

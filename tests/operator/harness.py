@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 import yaml
 
-from e2e.engine.real import free_ports
+from e2e.ports import free_ports
 from pdpool_api import names
 
 if TYPE_CHECKING:

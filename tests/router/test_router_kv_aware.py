@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from e2e.engine.standin import EventsConfig, Standin
+from e2e.ports import free_ports
 from tests.router.conftest import Site, config, eventually, running
 
 if TYPE_CHECKING:
@@ -38,10 +39,7 @@ def tokens(seed: object, count: int = 320) -> list[int]:
 
 def events() -> EventsConfig:
     """Events on free ports."""
-    with socket.socket() as one, socket.socket() as two:
-        for sock in (one, two):
-            sock.bind(("127.0.0.1", 0))
-        ports = [sock.getsockname()[1] for sock in (one, two)]
+    ports = free_ports(2)
     return EventsConfig(
         enable_kv_cache_events=True,
         publisher="zmq",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from e2e.engine.real import free_ports
 from e2e.engine.standin.events import EventsConfig, Publisher
+from e2e.ports import free_ports
 from pdpool_api.names import Role
 from pdpool_router.faults import ConnectFailed
 from pdpool_router.feeds import kv_events

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import structlog
 
-from e2e.engine.real import free_ports
 from e2e.engine.standin import Standin
 from e2e.engine.standin.events import EventsConfig, Publisher
+from e2e.ports import free_ports
 from pdpool_api.names import Role
 from tests.router.conftest import config, eventually, running
 

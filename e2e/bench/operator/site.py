@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from e2e.bench.cpu import tree_ns
-from e2e.bench.processes import ProcessError, free_ports, running_anywhere
+from e2e.bench.processes import ProcessError, running_anywhere
 from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR
 from e2e.cluster import down, service_account_user, up
+from e2e.ports import free_ports
 from e2e.scenarios.api import ApiError, ClusterApi
 from pdpool_api import names
 
