@@ -56,7 +56,8 @@ def test_a_short_story_of_chaos(place: ControlPlane, tmp_path: Path) -> None:
     assert report.findings == [], table(report, 0)
     assert len(report.ready_s) == 2
     assert report.takeover_s
-    for rule in (rules.WRITER, rules.CAP, rules.SURGE, rules.NEEDED, rules.ORPHAN, rules.CALM_READY, rules.CALM_QUIET):
+    # Not NEEDED: a pod may be gone before it served, and then its leaving says nothing.
+    for rule in (rules.WRITER, rules.CAP, rules.SURGE, rules.ORPHAN, rules.CALM_READY, rules.CALM_QUIET):
         assert report.tally.checked[rule] > 0, rule
 
 
