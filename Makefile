@@ -59,8 +59,9 @@ e2e-argocd: install ## Real Argo CD syncs the chart and pools from git (builds i
 	@$(PYTEST) -v -m argocd tests/argocd
 
 .PHONY: test-engine-real
-test-engine-real: install ## The table of exchanges on real vLLM
+test-engine-real: install ## The table of exchanges, the router and its predictions on real vLLM
 	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_standin_cli.py tests/engine/test_router_engines.py
+	@$(PYTEST) -q --engine=real tests/engine/test_router_prefixes.py
 
 .PHONY: generate
 generate: install ## Write the CRD, the router file's schema, the chart's files and the install manifest from their sources
@@ -124,6 +125,10 @@ bench-index: install ## What knowing prefixes costs: events, look-ups, memory, c
 bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TRACE=file, QUICK=1, JSON=file, PLOT=file)
 	@PDPOOL_BENCH= tools/install
 	@$(PY) -m pdpool_sim.bench
+
+.PHONY: bench-sim-real
+bench-sim-real: install ## The simulator's engine beside real vLLM on the CPU, at the same requests (ROUNDS=3, JSON=file)
+	@$(PY) -m e2e.bench.engine_model
 
 .PHONY: picture-dashboard
 picture-dashboard: ## The dashboard's panels as docs/img/dashboard.png, from a router between stand-in engines (three minutes)

@@ -7,8 +7,10 @@ server, so that pods are listed for it over HTTP, with the labels that a PodMoni
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -31,6 +33,28 @@ EVERY_S: Final = 2
 READY_S: Final = 30.0
 EXPORTER_POD: Final = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x"}
 """How an exporter's own pod is labelled; what it says of others becomes `exported_…`."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """TLS and a password before a Prometheus: what it shows, whom it lets in."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+    """Who signed the certificate."""
+    user: str
+    password: str
+    password_hash: str
+    """Of the password, by bcrypt."""
+
+    @property
+    def configuration(self) -> JsonObject:
+        """As Prometheus wants it in a file of its own."""
+        return {
+            "tls_server_config": {"cert_file": str(self.certificate), "key_file": str(self.key)},
+            "basic_auth_users": {self.user: self.password_hash},
+        }
 
 
 def configuration(pools: JsonObject, exporter: str, operators: Iterable[str] = ()) -> JsonObject:
@@ -76,7 +100,9 @@ def targets(pool: Pool) -> bytes:
 
 
 @contextmanager
-def running(folder: Path, scraped: JsonObject, host: str = NODE_ADDRESS, port: int = PORT) -> Iterator[str]:
+def running(
+    folder: Path, scraped: JsonObject, host: str = NODE_ADDRESS, port: int = PORT, *, guard: Guard | None = None
+) -> Iterator[str]:
     """Runs it for the block with a `configuration`; the URL under which it is reached.
 
     Raises:
@@ -85,7 +111,7 @@ def running(folder: Path, scraped: JsonObject, host: str = NODE_ADDRESS, port: i
     program = unpacked("prometheus", "usr/bin/prometheus", Progress("prometheus"))
     file = folder / "prometheus.yml"
     file.write_text(json.dumps(scraped))
-    url = f"http://{host}:{port}"
+    url = f"{'https' if guard else 'http'}://{host}:{port}"
     command = [
         str(program),
         f"--config.file={file}",
@@ -94,16 +120,22 @@ def running(folder: Path, scraped: JsonObject, host: str = NODE_ADDRESS, port: i
         "--storage.tsdb.retention.time=1h",
         "--log.level=warn",
     ]
+    if guard is not None:
+        web = folder / "web.yml"
+        web.write_text(json.dumps(guard.configuration))
+        command.append(f"--web.config.file={web}")
     with (folder / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            wait_for(lambda: _is_ready(url), READY_S, "Prometheus ready")
+            wait_for(lambda: _is_ready(url, guard), READY_S, "Prometheus ready")
             yield url
         finally:
             process.terminate()
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(url: str, guard: Guard | None) -> bool:
+    trusted = ssl.create_default_context(cafile=guard.authority) if guard else True
+    auth = (guard.user, guard.password) if guard else None
     try:
-        return httpx.get(f"{url}/-/ready", timeout=2).is_success
+        return httpx.get(f"{url}/-/ready", timeout=2, verify=trusted, auth=auth).is_success
     except httpx.TransportError:
         return False

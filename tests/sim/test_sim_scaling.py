@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,9 +16,10 @@ from pdpool_sim.run import Slo
 from pdpool_sim.scaling.agreement import BOUND, agreement
 from pdpool_sim.scaling.bench import DEFAULTS, OURS, RULES, dominated
 from pdpool_sim.scaling.clairvoyant import bridged, cheapest
-from pdpool_sim.scaling.days import Day, Slot, days
+from pdpool_sim.scaling.days import Day, Slot, days, of_workload
 from pdpool_sim.scaling.fluid import Flows, Fluid
 from pdpool_sim.scaling.ours import Signals, Tick
+from pdpool_sim.scaling.replay import replay
 from pdpool_sim.scaling.replicas import Replicas
 from pdpool_sim.scaling.rivals import RIVALS
 from pdpool_sim.scaling.scaler import Seen
@@ -137,7 +139,7 @@ def test_no_growth_without_load_whatever_metrics_do(rule: str) -> None:
     """A pool without requests never asks for more than it began with: readings lost, noisy, or gone for good."""
     empty = Slot(0.0, 2500, 250)
     for day in (flat(3600, empty), flat(3600, empty, lost=0.5), flat(3600, empty, metric_noise=0.9)):
-        began = sum(len(each.ready) for each in site()._begin(day, site().bounds(day)))
+        began = sum(len(each.ready) for each in site().begin(day, site().bounds(day)))
         assert site().run(day, RULES[rule]).most_size <= began
     blind = flat(3600, blackout=(0.0, 3600.0))
     found = site().run(blind, RULES[rule])
@@ -186,3 +188,19 @@ def test_dominated_means_more_for_less() -> None:
     ours = row(OURS, 0.99, 10.0)
     assert dominated([ours, row("queue HPA", 0.995, 11), row("thresholds", 0.98, 5)]) == []
     assert dominated([ours, row("queue HPA", 0.995, 9)]) == ["d (queue HPA)"]
+
+
+def test_a_trace_is_replayed_request_by_request_under_the_tick() -> None:
+    """A load that grows: replicas are added, serve, and are paid for from the moment they are asked for."""
+    even = GENERATORS["trace-like"](Random(1), 600).scaled(2)
+    span_s = even.calls[-1].arrival_s
+    calls = tuple(replace(call, arrival_s=math.sqrt(call.arrival_s * span_s)) for call in even.calls)
+    workload = replace(even, calls=calls)
+    day = of_workload(workload, 1.0, 15, 0.85)
+    where = Site(*shapes(), Slo(ttft_s=10, itl_s=0.05))
+    found = replay(where, workload, day, RULES[DEFAULTS])
+    began = sum(len(each.ready) for each in where.begin(day, where.bounds(day)))
+    assert found.attainment > 0.9
+    assert found.most_size > began
+    assert began * span_s / 3600 < found.gpu_hours < found.most_size * (span_s + 1) / 3600
+    assert found == replay(where, workload, day, RULES[DEFAULTS])

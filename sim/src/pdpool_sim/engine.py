@@ -71,7 +71,7 @@ class Engine:
     # --- from outside
 
     def listen(self, listener: CacheListener) -> None:
-        """Tells a listener of blocks; only before the first request."""
+        """Begins with an empty cache, of whose blocks a listener is told; only while nobody holds any."""
         self.cache = PrefixCache(self.cache.capacity, listener)
 
     @property
@@ -197,7 +197,8 @@ class Engine:
             tokens += size
             pairs += size * (leg.computed_tokens + size / 2)
             kv_tokens += leg.computed_tokens + size
-        self._first_step_s = self.shape.costs.step_s(tokens, pairs, kv_tokens)
+        sequences = len(self._decoding) + len(self._chunks)
+        self._first_step_s = self.shape.costs.step_s(tokens, pairs, kv_tokens, sequences)
         self._growth_s = 0.0
         self._steps = 1
 
@@ -205,11 +206,11 @@ class Engine:
         """All steps up to the first after which a leg must be looked after."""
         steps = self._steps = self._next_due() - self._step
         costs, count, kv_tokens = self.shape.costs, len(self._decoding), self._kv_tokens
-        self._first_step_s = costs.step_s(count, float(kv_tokens), kv_tokens)
+        self._first_step_s = costs.step_s(count, float(kv_tokens), kv_tokens, count)
         self._growth_s = 0.0
         if steps > 1:
             grown = kv_tokens + count * (steps - 1)
-            self._growth_s = (costs.step_s(count, float(grown), grown) - self._first_step_s) / (steps - 1)
+            self._growth_s = (costs.step_s(count, float(grown), grown, count) - self._first_step_s) / (steps - 1)
 
     # --- what a step leaves
 

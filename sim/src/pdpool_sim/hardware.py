@@ -57,16 +57,19 @@ class StepCosts:
     weights_s: float
     seconds_per_kv_token: float
     overhead_s: float
+    seconds_per_sequence: float = 0.0
+    """Of scheduling, sampling and answering, for each sequence that a step advances; the roofline knows nothing of it,
+    a measurement does."""
 
-    def step_s(self, tokens: int, attended: float, kv_tokens: int) -> float:
+    def step_s(self, tokens: int, attended: float, kv_tokens: int, sequences: int = 0) -> float:
         """Seconds of one step."""
         compute = tokens * self.seconds_per_token + attended * self.seconds_per_pair
         memory = self.weights_s + kv_tokens * self.seconds_per_kv_token
-        return max(compute, memory) + self.overhead_s
+        return max(compute, memory) + self.overhead_s + sequences * self.seconds_per_sequence
 
     def prefill_s(self, tokens: int, context: int) -> float:
         """Seconds of computing so many prompt tokens behind so much cached context, alone in one step."""
-        return self.step_s(tokens, tokens * (context + tokens / 2), context + tokens)
+        return self.step_s(tokens, tokens * (context + tokens / 2), context + tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)

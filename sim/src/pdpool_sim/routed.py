@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from pdpool_api.names import Role
 from pdpool_api.router_config import Limits
 from pdpool_router.faults import Saturated
@@ -32,7 +34,7 @@ from pdpool_sim.rule import Chosen
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pdpool_router.flow.admission import Share, Ticket
     from pdpool_router.kv.index import Holder
@@ -146,6 +148,7 @@ class Routed:
         self._inflight = Inflight()
         self._loads = Loads()
         self._prefixes = Prefixes(MAX_BLOCKS)
+        self._holders: dict[str, Holder] = {}
         self._legs: dict[int, _Leg] = {}
         self._prompts: dict[int, Prompt] = {}
         self._endpoints: dict[str, Endpoint] = {}
@@ -183,8 +186,30 @@ class Routed:
             self._endpoints[engine.uid] = Endpoint(engine.uid, engine.uid, role, engine.uid, 8000)
             holder = self._prefixes.told(engine.uid, 0)
             self._prefixes.sees_block_size(holder, self._setting.block_tokens)
+            self._holders[engine.uid] = holder
             engine.listen(Events(self._prefixes, holder))
         return tuple(self._endpoints[engine.uid] for engine in load.engines)
+
+    def serve(self, uids: Collection[str]) -> None:
+        """Only these engines are chosen from now on; those that were not before begin with nothing in their cache."""
+        before = {endpoint.uid for endpoint in (*self._snapshot.prefill, *self._snapshot.decode)}
+        for load in (self._setting.prefill, self._setting.decode):
+            for engine in load.engines:
+                if engine.uid in uids and engine.uid not in before:
+                    holder = self._holders[engine.uid]
+                    self._prefixes.blocks.clear(holder)
+                    engine.listen(Events(self._prefixes, holder))
+        prefill, decode = (
+            tuple(self._endpoints[engine.uid] for engine in load.engines if engine.uid in uids)
+            for load in (self._setting.prefill, self._setting.decode)
+        )
+        self._loads.keep((*prefill, *decode))
+        self._snapshot = msgspec.structs.replace(self._snapshot, prefill=prefill, decode=decode)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no engine has yet."""
+        return self._admission.waiting
 
     # --- admission
 

@@ -27,6 +27,7 @@ from pdpool_sim.scaling import agreement
 from pdpool_sim.scaling.clairvoyant import cheapest
 from pdpool_sim.scaling.days import Day, days, of_workload
 from pdpool_sim.scaling.ours import Signals, Tick
+from pdpool_sim.scaling.replay import replay
 from pdpool_sim.scaling.rivals import RIVALS
 from pdpool_sim.scaling.simulation import DayFigures, Site
 from pdpool_sim.workload import read_trace
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 SLO: Final = Slo(ttft_s=2, itl_s=0.05)
 TRACE_SLO: Final = Slo(ttft_s=10, itl_s=0.05)
+TRACE: Final = "trace"
+"""The day that is a trace's."""
 TRACE_SCALE: Final = 2.0
 TRACE_UNCACHED: Final = 0.85
 """Share of the trace's prompt tokens that engines compute (see `bench-sim`)."""
@@ -69,11 +72,19 @@ def _day(name: str, hours: float, trace: str, start_s: float) -> Day:
 
 
 def _site(name: str) -> Site:
-    return Site(*shapes(), TRACE_SLO if name == "trace" else SLO)
+    return Site(*shapes(), TRACE_SLO if name == TRACE else SLO)
 
 
 def one(name: str, hours: float, trace: str, start_s: float, rule: str) -> DayFigures:
-    """One day under one rule."""
+    """One day under one rule; the trace request by request, on the iteration model."""
+    site, day = _site(name), _day(name, hours, trace, start_s)
+    if name == TRACE:
+        return replay(site, _trace(trace).scaled(TRACE_SCALE), day, RULES[rule])
+    return site.run(day, RULES[rule])
+
+
+def fluid_one(name: str, hours: float, trace: str, start_s: float, rule: str) -> DayFigures:
+    """One day under one rule on the fluid model, as the clairvoyant plan is."""
     return _site(name).run(_day(name, hours, trace, start_s), RULES[rule])
 
 
@@ -100,11 +111,16 @@ def main() -> int:
     names = names[:3] if quick else names
     cells = [(name, hours, trace, 0.0, rule) for name in names for rule in RULES]
     delays = [("diurnal", hours, trace, delay, OURS) for delay in DELAYS_S]
-    found = cast("list[DayFigures]", run_all([Task(one, cell) for cell in (*cells, *delays)]))
-    by_cell = dict(zip((*cells, *delays), found, strict=True))
     planned = [*((name, hours, trace, 0.0, OURS) for name in names), *delays]
+    found = cast(
+        "list[DayFigures]",
+        run_all([Task(one, cell) for cell in cells] + [Task(fluid_one, cell) for cell in planned]),
+    )
+    by_cell = dict(zip(cells, found[: len(cells)], strict=True))
+    on_fluid = found[len(cells) :]
     plans = cast(
-        "list[DayFigures]", run_all([Task(plan_of, (*cell[:4], by_cell[cell].attainment)) for cell in planned])
+        "list[DayFigures]",
+        run_all([Task(plan_of, (*cell[:4], ours.attainment)) for cell, ours in zip(planned, on_fluid, strict=True)]),
     )
     rows: list[dict[str, Any]] = [
         {"day": name, "rule": rule, **asdict(by_cell[name, hours, trace, 0.0, rule])}
@@ -116,9 +132,9 @@ def main() -> int:
             "day": cell[0],
             "start_s": cell[3] or _day(cell[0], hours, trace, 0.0).start_s,
             "clairvoyant_gpu_hours": plan.gpu_hours,
-            "ratio": by_cell[cell].gpu_hours / plan.gpu_hours,
+            "ratio": ours.gpu_hours / plan.gpu_hours,
         }
-        for cell, plan in zip(planned, plans, strict=True)
+        for cell, ours, plan in zip(planned, on_fluid, plans, strict=True)
     ]
     models = cast(
         "list[Agreement]", run_all([Task(agreed, (trace, *each)) for each in agreement.SIZES]) if trace else []

@@ -79,8 +79,8 @@ class Site:
         bounds = self.bounds(day)
         scaler = make(bounds)
         rng = Random(f"{seed} {day.name}")  # noqa: S311 - reproducible by its seed
-        prefill, decode = self._begin(day, bounds)
-        account = _Account()
+        prefill, decode = self.begin(day, bounds)
+        account = Account()
         fluid = Fluid(self.prefill, self.decode, self.slo, day.spread)
         flows, most = Flows(), 0
         for second in range(len(day.slots) * SLOT_S):
@@ -98,7 +98,7 @@ class Site:
 
     def follow(self, day: Day, plan: Sequence[tuple[int, int]]) -> DayFigures:
         """One day under sizes that are ready when the plan says so; starting costs as it does for everybody."""
-        account, fluid = _Account(), Fluid(self.prefill, self.decode, self.slo, day.spread)
+        account, fluid = Account(), Fluid(self.prefill, self.decode, self.slo, day.spread)
         spent, before = 0.0, plan[0]
         changes = 0
         for index, (slot, sizes) in enumerate(zip(day.slots, plan, strict=True)):
@@ -112,7 +112,8 @@ class Site:
         found = account.figures(None, None, max(map(sum, plan)))
         return replace(found, gpu_hours=spent / 3600, changes=changes)
 
-    def _begin(self, day: Day, bounds: Bounds) -> tuple[Replicas, Replicas]:
+    def begin(self, day: Day, bounds: Bounds) -> tuple[Replicas, Replicas]:
+        """Both roles as large as the day's first load needs at 70 %, and one more."""
         first = day.slots[0]
         can = bounds.rates
         sizes = (
@@ -127,7 +128,7 @@ class Site:
         return made[0], made[1]
 
 
-class _Account:
+class Account:
     """Sums of a day."""
 
     def __init__(self) -> None:
