@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SETTINGS: Final = Settings(model.BLOCK_TOKENS, blocks=8192, max_seqs=8, max_batched_tokens=512)
 SHARES: Final = (0.4, 0.7)
 """Of the requests a second that the simulated engine gets through when all come at once."""
-REQUESTS: Final = 150
+REQUESTS: Final = 100
 P50_BOUND, P95_BOUND = 0.15, 0.30
 ASK_TIMEOUT_S: Final = 120.0
 
@@ -130,7 +130,9 @@ def _body(ask: Ask) -> bytes:
     ).encode()
 
 
-def compared(player: Player, engine: Measured, rounds: int, rng: Random) -> tuple[list[Compared], list[int]]:
+def compared(
+    player: Player, engine: Measured, rounds: int, rng: Random, progress: Progress
+) -> tuple[list[Compared], list[int]]:
     """Both engines at the same requests; and the cached prompt tokens of both, which are no matter of time."""
     crowd = at_once(conversations(rng, REQUESTS, 1.0))
     alone = engine.play(crowd, SETTINGS)
@@ -138,6 +140,7 @@ def compared(player: Player, engine: Measured, rounds: int, rng: Random) -> tupl
     found: list[Compared] = []
     cached = [0, 0]
     for share in SHARES:
+        progress.say(f"{share * rate:.1f} requests/s")
         plays: list[tuple[Played, Played]] = []
         for _ in range(rounds):
             asks = conversations(rng, REQUESTS, share * rate)
@@ -198,8 +201,9 @@ def main() -> int:
             player.play([replace(each, at_s=0.0) for each in conversations(rng, 30, 1.0)])
         with progress.step("step times"):
             engine = measure(player.play, SETTINGS, rng)
+        progress.say(f"{engine}")
         with progress.step(f"{rounds} rounds at two rates"):
-            rows, cached = compared(player, engine, rounds, rng)
+            rows, cached = compared(player, engine, rounds, rng, progress)
     result = told(engine, rows, cached)
     print(table(rows))
     print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1))
