@@ -35,6 +35,7 @@ KNOWN = st.sampled_from(
         "min_tokens",
         "logprobs",
         "top_logprobs",
+        "logprob_token_ids",
         "temperature",
         "seed",
         "vllm_xargs",
@@ -46,7 +47,7 @@ CLIENT_BODIES = st.dictionaries(KNOWN | st.text(max_size=12), VALUES, max_size=1
 ROUTES = st.sampled_from(list(Route))
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_engine_id": "e"}
 CHANGED = {"max_tokens", "max_completion_tokens", "max_output_tokens", "stream", "n", "kv_transfer_params"}
-DROPPED = {"stream_options", "min_tokens", "logprobs", "top_logprobs"}
+DROPPED = {"stream_options", "min_tokens", "logprobs", "top_logprobs", "logprob_token_ids"}
 ROUTER_ONLY = {"kv_transfer_params", "ec_transfer_params"}
 
 
@@ -193,6 +194,13 @@ def test_what_no_engine_reads_is_refused(text: bytes) -> None:
         ({"prompt": []}, None),
         ({"prompt": ["[", "a,b"]}, "prompt"),
         ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"truncate_prompt_tokens": 100}, None),
+        ({"truncate_prompt_tokens": None}, None),
+        ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": "-1"}, "truncate_prompt_tokens"),
+        ({"truncation": "disabled"}, None),
+        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": None}, "truncation"),
     ],
 )
 def test_what_needs_one_engine_is_known(body: dict[str, Any], reason: str | None) -> None:

@@ -97,12 +97,14 @@ async def test_decode_gets_exactly_what_its_prefill_answered(site: MakeSite) -> 
         ("/v1/completions", {"prompt": ["one prompt", "another prompt"]}, "prompt"),
         ("/v1/completions", {"prompt": [[1, 2, 3], [4, 5]]}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 3}, "n"),
+        ("/v1/completions", {"prompt": PROMPT, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+        ("/v1/responses", {"input": PROMPT, "truncation": "auto"}, "truncation"),
     ],
 )
 async def test_what_two_legs_cannot_serve_one_decode_engine_does(
     site: MakeSite, path: str, body: dict[str, Any], reason: str
 ) -> None:
-    """Q43: prompt_logprobs, echo, n > 1 and several prompts are served by one engine alone.
+    """Q43: prompt_logprobs, echo, n > 1, several prompts and one cut to fit are served by one engine alone.
 
     Without handoff parameters.
     """
@@ -117,11 +119,59 @@ async def test_what_two_legs_cannot_serve_one_decode_engine_does(
         assert len(answer.json()["choices"]) == 3
 
 
-@pytest.mark.parametrize("prompt", [["only one"], [1, 2, 3, 4], [[7, 8, 9]]])
-async def test_one_prompt_in_any_form_takes_the_hop(site: MakeSite, prompt: Any) -> None:
-    """A list with one prompt, and token ids of one prompt, are one prompt."""
+SAID: Any = [{"role": "user", "content": "hi"}]
+CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": ["only one"]}),
+        ("completions", {"prompt": [1, 2, 3, 4]}),
+        ("completions", {"prompt": [[7, 8, 9]]}),
+        ("completions", {"prompt": "a", "suffix": None, "response_format": {"type": "json_object"}}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, PICTURE]}]}),
+        ("chat/completions", {"messages": SAID, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (
+            "chat/completions",
+            {
+                "messages": [
+                    *SAID,
+                    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                    {"role": "tool", "tool_call_id": "c1", "content": "done"},
+                ]
+            },
+        ),
+        ("chat/completions", {"messages": SAID, "structured_outputs": {"choice": ["a", "b"]}, "logprobs": True}),
+        ("responses", {"input": SAID, "store": False, "instructions": "be brief"}),
+        ("messages", {"messages": SAID, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"]}),
+    ],
+)
+async def test_one_prompt_in_any_form_takes_the_hop(site: MakeSite, path: str, body: dict[str, Any]) -> None:
+    """One prompt is one, also in a list or as ids; what it is made of, and what shapes its answer, is all the same."""
     here = await site()
-    answer = await here.complete(prompt=prompt)
+    sent = {"model": "tiny", "max_tokens": 2, **body}
+    answer = await here.client.post(f"/v1/{path}", json=sent)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-pdpool-prefill"] == "remote"
+    (decode,) = here.d.generations("decode")
+    assert {key: value for key, value in decode.json().items() if key != "kv_transfer_params"} == sent
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": 2, "logprob_token_ids": [5, 6]},
+        {"min_tokens": 3},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"max_tokens": "3"},
+    ],
+)
+async def test_what_concerns_the_answer_alone_does_not_hinder_prefill(site: MakeSite, more: dict[str, Any]) -> None:
+    """Fields that an engine refuses beside an answer of one token, or without one another, reach decode only."""
+    here = await site()
+    answer = await here.complete(**more)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-pdpool-prefill"] == "remote"
 

@@ -82,15 +82,21 @@ _ROUTER_ONLY: Final = (KV_PARAMS, "ec_transfer_params")
 _XARGS: Final = "vllm_xargs"
 _ROUTER_ONLY_XARGS: Final = frozenset({*_ROUTER_ONLY, "kv_cache_report_mode"})
 
-# min_tokens > 1 and stream_options beside `stream: false` are answered 400; logprobs only make the answer big.
-_NOT_FOR_PREFILL: Final = ("stream_options", "min_tokens", "logprobs", "top_logprobs")
+# min_tokens > 1 and stream_options beside `stream: false` are answered 400; logprobs only make the answer big, and
+# logprob_token_ids without them are answered 400.
+_NOT_FOR_PREFILL: Final = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "logprob_token_ids")
 _TO_BE_ONE: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
 # `max_tokens`, which nearly every body has, is set anyway where it is the route's own limit.
 _TO_CHANGE: Final = frozenset({*_NOT_FOR_PREFILL, *_TO_BE_ONE} - {"max_tokens"})
 # What a decode engine cannot make from transferred KV: it would compute the prompt anyway, answer wrongly, or die.
-_NEEDS_ONE_ENGINE: Final = ("prompt_logprobs", "echo", "use_beam_search", "best_of", "prompt_embeds")
-_MAY_NEED_ONE_ENGINE: Final = frozenset({*_NEEDS_ONE_ENGINE, "n", "prompt"})
+_NEEDS_ONE_ENGINE: Final = ("n", "truncation", "prompt_logprobs", "echo", "use_beam_search", "best_of", "prompt_embeds")
+# A prompt cut to what is left beside the answer, as `truncation` does too: legs that ask for answers of two lengths may
+# cut it at two places.
+_CUT: Final = "truncate_prompt_tokens"
+_MAY_NEED_ONE_ENGINE: Final = frozenset({*_NEEDS_ONE_ENGINE, _CUT, "prompt"})
 _NEUTRAL: Final = {
+    "n": (b"1", b"null"),
+    "truncation": (b'"disabled"',),
     "prompt_logprobs": (b"null",),
     "echo": (b"false", b"null"),
     "use_beam_search": (b"false", b"null"),
@@ -227,12 +233,11 @@ def one_engine_reason(fields: Fields) -> str | None:
     """Why the request must be served by one engine alone: the field's name; None where two legs can serve it."""
     if _MAY_NEED_ONE_ENGINE.isdisjoint(fields):
         return None
-    choices = fields.get("n")
-    if choices is not None and bytes(choices) not in (b"1", b"null"):
-        return "n"
     for name in _NEEDS_ONE_ENGINE:
         if name in fields and bytes(fields[name]) not in _NEUTRAL[name]:
             return name
+    if _CUT in fields and b"-" in bytes(fields[_CUT]):
+        return _CUT
     prompt = fields.get("prompt")
     if prompt is not None and _several_prompts(prompt):
         return "prompt"
