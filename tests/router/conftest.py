@@ -112,10 +112,10 @@ def config(static: list[dict[str, Any]], **over: Any) -> RouterConfig:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: RouterConfig) -> AsyncIterator[Router]:
+async def running(settings: RouterConfig, *, host: str = "127.0.0.1") -> AsyncIterator[Router]:
     """A router on loopback, on any free ports."""
     router = Router(settings, rng=random.Random(7))
-    await router.start("127.0.0.1", 0, 0)
+    await router.start(host, 0, 0)
     try:
         yield router
     finally:

@@ -267,6 +267,12 @@ def test_how_a_body_ends_is_told_by_its_head(head: bytes, framing: Framing, leng
     assert (parsed.framing, parsed.length, parsed.keep_alive) == (framing, length, keep_alive)
 
 
+def test_headers_of_the_connection_are_not_passed() -> None:
+    """Neither the usual ones nor those that `Connection` names, however it is written."""
+    lines = (b"Connection: X-Hop ,close", b"x-hop: 1", b"Keep-Alive: 5", b"x-kept: 2", b"content-length: 0")
+    assert parse_head(b"\r\n".join((b"HTTP/1.1 200 OK", *lines))).passed == b"x-kept: 2\r\n"
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -8,10 +8,11 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from pdpool_router.edge import connection
-from tests.router.conftest import PROMPT, RawClient, eventually, raw_post
+from tests.router.conftest import PROMPT, RawClient, config, eventually, raw_post, running
 
 if TYPE_CHECKING:
     from tests.router.conftest import MakeSite, Site
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 BODY = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 2}).encode()
 
 
+JSON = {"content-type": "application/json"}
 ANSWERS = re.compile(rb"HTTP/1\.1 \d{3}")
 
 
@@ -160,6 +162,18 @@ async def test_connection_close_ends_the_connection(site: MakeSite) -> None:
     assert await client.rest() == b""
 
 
+async def test_headers_of_the_connection_go_no_further(site: MakeSite) -> None:
+    """What `Connection` names concerns the client's connection alone, though it is configured to be forwarded."""
+    here = await site(forwardHeaders=["x-one", "x-two"])
+    for options in ("X-One", "close, x-one", "keep-alive ,\tx-ONE"):
+        headers = {"connection": options, "x-one": "1", "x-two": "2"}
+        answer = await here.client.post("/v1/completions", content=BODY, headers=headers | JSON)
+        assert answer.status_code == 200, answer.text
+    for served in [*here.p.generations(), *here.d.generations()]:
+        assert (served.header("x-one"), served.header("x-two")) == (None, "2")
+    assert len(here.d.generations()) == 3
+
+
 async def test_an_upgrade_is_not_followed(site: MakeSite) -> None:
     """A client that offers another protocol (h2c) is served in HTTP/1.1, and the next request too."""
     here = await site()
@@ -294,6 +308,14 @@ async def test_a_broken_request_behind_a_good_one_waits_its_turn(site: MakeSite)
         "*",
         "/v1/./completions",
         "http://engine:8000/sleep",
+        "HTTPS://engine/sleep",
+        "http://r",
+        "http:///v1/completions",
+        "http://user@r/v1/completions",
+        "http://r//v1/completions",
+        "http://r/http://r/v1/completions",
+        "ftp://r/v1/completions",
+        "/v1/completions#x",
         "/v1/chat/completions/batch",
         "/pause",
         "/server_info",
@@ -312,6 +334,26 @@ async def test_unknown_paths_and_tricks_reach_no_engine(site: MakeSite, path: st
     own = {"/health", "/metrics", "/kv_event_sources"}
     assert all(one.path in own for engine in here.engines for one in engine.requests if one.method == "GET")
     assert all(one.method == "GET" for engine in here.engines for one in engine.requests)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/models/tiny?x=1",
+        "http://r/v1/models/tiny",
+        "HTTP://r:80/v1/models/tiny?x=http://r/sleep",
+        "hTTps://[::1]:443/v1/models/tiny",
+    ],
+)
+async def test_a_target_may_be_an_absolute_url(site: MakeSite, target: str) -> None:
+    """RFC 9112: a server takes targets in absolute form, whose scheme has no case; a query changes no route."""
+    here = await site()
+    client = await raw(here)
+    client.send(f"GET {target} HTTP/1.1\r\nhost: r\r\n\r\n".encode())
+    head, body = await client.answer()
+    assert status_of(head) == 200
+    assert json.loads(body)["id"] == "tiny"
+    client.close()
 
 
 async def test_unknown_models_call_no_leg(site: MakeSite) -> None:
@@ -482,8 +524,11 @@ async def test_tokenize_and_its_kin_are_passed_to_one_engine(site: MakeSite) -> 
     assert here.p.generations() == []
 
 
-async def test_ipv6_engines_are_served(site: MakeSite) -> None:
-    """Q67: an engine at an IPv6 address is reached, with brackets in its Host header, and its metrics are read."""
+async def test_ipv6_is_spoken_on_both_sides(site: MakeSite) -> None:
+    """Q67: an engine at an IPv6 address is reached, with brackets in its Host header, and its metrics are read.
+
+    A router that listens on one answers there.
+    """
     with socket.socket(socket.AF_INET6) as probe:
         try:
             probe.bind(("::1", 0))
@@ -495,6 +540,10 @@ async def test_ipv6_engines_are_served(site: MakeSite) -> None:
     loads = here.router.endpoints.loads.loads
     await eventually(lambda: [load.reported for load in loads.values()] == [True, True], within_s=15)
     assert await here.metric("stale_endpoints") == 0
+    static = [{"role": "aggregated", "url": here.d.url}]
+    async with running(config(static), host="::1") as router, httpx.AsyncClient(timeout=20) as client:
+        for port, path in ((router.port, "v1/models"), (router.admin_port, "readyz")):
+            assert (await client.get(f"http://[::1]:{port}/{path}")).status_code == 200
 
 
 async def test_nothing_of_a_request_is_logged_or_counted(site: MakeSite, capfd: pytest.CaptureFixture[str]) -> None:

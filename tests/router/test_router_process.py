@@ -11,13 +11,18 @@ import sys
 from typing import TYPE_CHECKING
 
 import httpx
+import structlog
 import yaml
 
 from e2e.engine.standin import Standin
+from pdpool_router.__main__ import _log_to_stderr
+from pdpool_router.config import settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    import pytest
 
 
 class Command:
@@ -113,6 +118,24 @@ async def test_a_request_on_its_way_at_the_end_is_answered() -> None:
         assert answer.json()["error"]["code"] == "shutting_down"
         async with asyncio.timeout(10):
             assert await router.process.wait() == 0
+
+
+def test_the_log_is_json_or_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--log-format` chooses how a line is written, `--log-level` which ones are."""
+    before = structlog.get_config()
+    try:
+        for form in ("json", "console"):
+            flags = ["--model", "m", "--decode", "http://h:1", "--log-format", form, "--log-level", "warning"]
+            _log_to_stderr(settings(flags))
+            log = structlog.get_logger()
+            log.info("quiet")
+            log.warning("heard", number=1)
+    finally:
+        structlog.configure(**before)
+    for_machines, for_people = capsys.readouterr().err.splitlines()
+    assert json.loads(for_machines)["event"] == "heard"
+    assert "heard" in for_people
+    assert "number=1" in for_people
 
 
 async def test_the_command_may_hold_as_many_connections_as_the_system_allows() -> None:

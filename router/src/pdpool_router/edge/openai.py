@@ -6,6 +6,7 @@ else is ever sent to an engine, so that no spelling reaches an engine's own rout
 
 from __future__ import annotations
 
+import re
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -57,7 +58,10 @@ _NEVER_FORWARDED: Final = frozenset(
     }
 )  # fmt: skip
 _NEVER_FORWARDED_PREFIXES: Final = (b"x-prefiller-", b"x-pdpool-", b"proxy-")
+_USUAL_OPTIONS: Final = (b"", b"keep-alive", b"close")
 _MODELS_PREFIX: Final = b"/v1/models/"
+# RFC 9112, section 3.2.2. Without a host, with a user's name or a fragment it is no target, and no path of ours.
+_ABSOLUTE: Final = re.compile(rb"(?i:https?)://[^/?#@\\]+(/.*)", re.DOTALL)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -152,9 +156,7 @@ class Api:
     # --- Routes --------------------------------------------------------------------------------------------------
     def screen(self, exchange: Exchange) -> Fault | None:
         """See `Application`."""
-        if exchange.path.startswith(b"http://"):
-            exchange.path = b"/" + exchange.path[7:].partition(b"/")[2]
-        path = exchange.screened = self._paths.get(exchange.path) or self._path(exchange.path)
+        path = exchange.screened = self._paths.get(exchange.path) or self._path(exchange)
         if path is None:
             return UnknownRoute("Not Found")
         exchange.route = path.name
@@ -177,11 +179,15 @@ class Api:
             return BodyTooLarge(f"The request's body is longer than {limit} bytes.")
         return None
 
-    def _path(self, path: bytes) -> _Path | None:
-        found = self._paths.get(path)
-        if found is None and path.startswith(_MODELS_PREFIX) and len(path) > len(_MODELS_PREFIX):
+    def _path(self, exchange: Exchange) -> _Path | None:
+        """A path that is none of the fixed ones: a model's, or one written as an absolute URL."""
+        path = exchange.path
+        absolute = _ABSOLUTE.fullmatch(path)
+        if absolute is not None:
+            path = exchange.path = absolute[1]
+        if path.startswith(_MODELS_PREFIX) and len(path) > len(_MODELS_PREFIX):
             return self._one_model
-        return found
+        return self._paths.get(path)
 
     def dispatch(self, exchange: Exchange) -> None:
         """See `Routes`."""
@@ -274,9 +280,11 @@ class Api:
 
     def _head_lines(self, exchange: Exchange) -> bytes:
         headers = exchange.headers
+        options = headers.get(b"connection", b"")
+        nominated = () if options in _USUAL_OPTIONS else _names(options)
         lines = b""
         for name in self._forwarded:
-            if name in headers:
+            if name in headers and name not in nominated:
                 lines += b"%b: %b\r\n" % (name, headers[name])
         return b"%baccept-encoding: identity\r\nx-request-id: %b\r\n" % (lines, exchange.engine_id)
 
@@ -290,6 +298,11 @@ def asked(body: legs.Body, route: legs.Route, model: str, *, adapters: frozenset
         if text is not None:
             prompt = prompt_of(text, model if model in adapters else "")
     return Request(model, len(body.raw), whole_reason=whole, prompt=prompt)
+
+
+def _names(options: bytes) -> list[bytes]:
+    """The headers that a client's `Connection` names: they concern its connection alone."""
+    return [name.strip() for name in options.lower().split(b",")]
 
 
 def _shares(config: RouterConfig) -> dict[str, Share]:

@@ -82,11 +82,13 @@ def parse_head(block: bytes) -> Head:
     for name, value in headers:
         named[name] = named[name] + b", " + value if name in named else value
     framing, length = _framing(version, status, named)
-    keep_alive = framing is not Framing.CLOSE and _stays_open(named.get(b"connection", b""), version)
+    options = {option.strip(b" \t") for option in named.get(b"connection", b"").lower().split(b",")}
+    stays_open = b"close" not in options and (version == b"HTTP/1.1" or b"keep-alive" in options)
+    keep_alive = stays_open and framing is not Framing.CLOSE
     content_type = named.get(b"content-type", b"").lower()
     events = content_type.startswith(b"text/event-stream")
     kept_back = _NOT_PASSED_WITH_EVENTS if events else _NOT_PASSED
-    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back])
+    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back | options])
     whole_bytes = length if framing is Framing.LENGTH and not events and status >= _FIRST_FINAL else -1
     return Head(status, tuple(headers), framing, length, keep_alive, content_type, events, whole_bytes, passed)
 
@@ -121,13 +123,6 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     if not colon or not _TOKEN.fullmatch(name) or _CONTROLS.search(value):
         raise FramingError("a malformed header line")
     return name.lower(), value.strip(b" \t")
-
-
-def _stays_open(connection: bytes, version: bytes) -> bool:
-    if not connection:
-        return version == b"HTTP/1.1"
-    tokens = {token.strip(b" \t") for token in connection.lower().split(b",")}
-    return b"close" not in tokens and (version == b"HTTP/1.1" or b"keep-alive" in tokens)
 
 
 # Where `Chunks` stands. Plain integers: comparing with an enum's member costs a method call per step.

@@ -284,14 +284,18 @@ class Upstream(asyncio.Protocol):
     def _on_head_bytes(self, data: bytes, now_s: float) -> None:
         if self._buffer:
             data = self._buffer + data
-        end = data.find(_HEAD_END)
-        if end < 0:
-            if len(data) > MAX_HEAD_BYTES:
-                raise FramingError("too long a head")
-            self._buffer = data
-            return
-        head = parse_head(data[:end])
-        rest = data[end + 4 :]
+        while True:
+            end = data.find(_HEAD_END)
+            if end < 0:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise FramingError("too long a head")
+                self._buffer = data
+                return
+            head = parse_head(data[:end])
+            rest = data[end + 4 :]
+            if head.status >= _NO_BODY_BEFORE:
+                break
+            data = rest  # an interim answer (1xx) is followed by the final one
         if len(rest) == head.whole_bytes:  # most answers that are no streams come in one read
             receiver = self._receiver
             assert receiver is not None
@@ -301,10 +305,7 @@ class Upstream(asyncio.Protocol):
             receiver.on_answer(head, rest, now_s)
             return
         self._buffer = b""
-        if head.status >= _NO_BODY_BEFORE:
-            self._begin_body(head, rest, now_s)
-        elif rest:  # an interim answer (1xx) is followed by the final one
-            self._on_head_bytes(rest, now_s)
+        self._begin_body(head, rest, now_s)
 
     def _begin_body(self, head: Head, rest: bytes, now_s: float) -> None:
         call = self._call
