@@ -131,7 +131,10 @@ def _end_group(pid: int, timeout_s: float) -> None:
 def end_leftovers(progress: Progress) -> None:
     """End engines whose owner is gone, as a kill -9 of the owner leaves them in the worst case."""
     for record in _records().glob("*.json"):
-        kept = json.loads(record.read_text())
+        try:
+            kept = json.loads(record.read_text())
+        except (FileNotFoundError, ValueError):  # its owner ends it just now, or has only begun to write
+            continue
         if _start_ticks(kept["owner"]) == kept["owner_start"]:
             continue
         if _start_ticks(kept["pid"]) == kept["start"]:
@@ -230,6 +233,10 @@ class RealEngine:
             f"engine {self.role} {state}; last lines of {self.log}:\n  " + "\n  ".join(last_lines(self.log))
         )
 
+    def lost_a_port(self) -> bool:
+        """Whether the process ended because somebody else had taken one of its ports."""
+        return not self.is_running and "address already in use" in self.log.read_text(errors="replace").lower()
+
     def terminate(self) -> None:
         """Send SIGTERM to the server alone, as a kubelet does."""
         assert self.process is not None
@@ -276,11 +283,24 @@ class EngineSet:
                 for engine in self.engines:
                     engine.start()
                 with ThreadPoolExecutor(len(self.engines)) as pool:
-                    for engine, _ in zip(self.engines, pool.map(RealEngine.wait_healthy, self.engines), strict=True):
-                        self._progress.say(f"{engine.role} {engine.url} is healthy")
+                    faults = list(pool.map(_fault_of_start, self.engines))
+                for engine, fault in zip(self.engines, faults, strict=True):
+                    if fault is not None:
+                        self._start_again(engine, fault)
+                    self._progress.say(f"{engine.role} {engine.url} is healthy")
         except BaseException:
             self.stop()
             raise
+
+    def _start_again(self, engine: RealEngine, fault: install.InstallError) -> None:
+        """Between the moment a port was found free and the engine's own bind another program may have taken it."""
+        if not engine.lost_a_port():
+            raise fault
+        self._progress.say(f"{engine.role} lost a port to another program; once more with others")
+        engine.stop()
+        engine.ports = Ports.free()
+        engine.start()
+        engine.wait_healthy()
 
     def stop(self) -> None:
         """End all, side by side."""
@@ -295,6 +315,14 @@ class EngineSet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _fault_of_start(engine: RealEngine) -> install.InstallError | None:
+    try:
+        engine.wait_healthy()
+    except install.InstallError as fault:
+        return fault
+    return None
 
 
 @contextlib.contextmanager

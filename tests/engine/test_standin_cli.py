@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -116,3 +117,13 @@ def test_engines_end_with_their_owner() -> None:
     while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
         assert time.monotonic() < end_s
         time.sleep(0.05)
+
+
+def test_an_engine_whose_port_was_taken_gets_another() -> None:
+    """Between the choice of a port and its use somebody else may take it, which is no failure of the set."""
+    engine = StandinProcess("aggregated")
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", engine.ports.http))
+        thief.listen()
+        with EngineSet([engine]):
+            assert httpx.get(f"{engine.url}/health", timeout=30).status_code == httpx.codes.OK

@@ -187,7 +187,60 @@ def _refusals() -> list[Refusal]:
     ]
 
 
-REFUSALS = _refusals()
+def _ill_typed() -> list[Refusal]:
+    """Values of a wrong type: in each kind of field that there is, on every route that reads a body."""
+    prompt, talk = {"prompt": [200, 201]}, {"messages": [{"role": "user", "content": "hi"}]}
+    whole, truth, text = "valid integer", "valid boolean", "valid string"
+    items, mapping = "valid list", "valid dictionary"
+    rows: list[tuple[str, str, Json, str, str]] = [
+        ("fraction", COMPLETIONS, {**prompt, "max_tokens": 1.5}, "max_tokens", whole),
+        ("null_number", COMPLETIONS, {**prompt, "min_tokens": None}, "min_tokens", whole),
+        ("number_for_truth", COMPLETIONS, {**prompt, "stream": 7}, "stream", truth),
+        ("word_for_temperature", COMPLETIONS, {**prompt, "temperature": "hot"}, "temperature", "valid number"),
+        ("options_no_object", COMPLETIONS, {**prompt, "stream": True, "stream_options": 5}, "stream_options", mapping),
+        ("stop_no_text", COMPLETIONS, {**prompt, "stop": [5]}, "stop", text),
+        ("model_no_text", COMPLETIONS, {**prompt, "model": [1]}, "model", text),
+        ("arguments_no_object", COMPLETIONS, {**prompt, "vllm_xargs": "x"}, "vllm_xargs", mapping),
+        ("argument_an_object", COMPLETIONS, {**prompt, "vllm_xargs": {"a": {}}}, "vllm_xargs.a", text),
+        ("prompt_a_number", COMPLETIONS, {"prompt": 5}, "prompt", items),
+        ("prompt_text_and_ids", COMPLETIONS, {"prompt": [1, "a"]}, "prompt.1", whole),
+        ("prompt_of_prompts", COMPLETIONS, {"prompt": [[1, "x"]]}, "prompt.0", whole),
+        ("prompt_negative", COMPLETIONS, {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ("chat_no_list", CHAT, {"messages": "hi"}, "messages", items),
+        ("chat_options", CHAT, {**talk, "stream": True, "stream_options": "x"}, "stream_options", mapping),
+        ("chat_limit", CHAT, {**talk, "max_completion_tokens": []}, "max_completion_tokens", whole),
+        ("input_a_number", RESPONSES, {"input": 5}, "input", text),
+        ("input_of_numbers", RESPONSES, {"input": [5]}, "input", text),
+        ("instructions", RESPONSES, {"input": "hi", "instructions": 5}, "instructions", text),
+        ("messages_no_list", MESSAGES, {"messages": "x", "max_tokens": 5}, "messages", items),
+        ("message_no_object", MESSAGES, {"messages": [5], "max_tokens": 5}, "messages.0", mapping),
+        ("system_a_number", MESSAGES, {**talk, "max_tokens": 5, "system": 5}, "system", text),
+        ("tokenize_a_number", "/tokenize", {"prompt": 5}, "prompt", text),
+        ("detokenize_text", "/detokenize", {"tokens": [1, "x"]}, "tokens.1", whole),
+        ("adapter_no_text", "/v1/load_lora_adapter", {"lora_name": 5, "lora_path": "x"}, "lora_name", text),
+    ]
+    return [
+        Refusal(name, path, body, 400, "Bad Request", f"body.{field}", message)
+        for name, path, body, field, message in rows
+    ]
+
+
+def _before_types() -> list[Refusal]:
+    """What vLLM looks at before it reads types, and names without `body`."""
+    prompt = {"prompt": [200, 201]}
+    ids = "logprob_token_ids"
+    rows: list[tuple[str, Json, str, str]] = [
+        ("salt_no_text", {**prompt, "cache_salt": 5}, "cache_salt", "must be a non-empty string"),
+        ("salt_with_a_slash", {**prompt, "cache_salt": "a/b"}, "cache_salt", "must not contain"),
+        ("prompt_logprobs", {**prompt, "prompt_logprobs": "x"}, "prompt_logprobs", "must be an integer"),
+        ("ids_without_logprobs", {**prompt, ids: [5]}, ids, "`logprobs` must be set"),
+    ]
+    return [
+        Refusal(name, COMPLETIONS, body, 400, "BadRequestError", field, message) for name, body, field, message in rows
+    ]
+
+
+REFUSALS = [*_refusals(), *_ill_typed(), *_before_types()]
 
 
 def check_refusal(target: Target, refusal: Refusal) -> None:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from e2e.engine.standin import tokens
+from e2e.engine.standin import schema, tokens
 from e2e.engine.standin.config import VERSION
 from e2e.engine.standin.http import JSON_HEADERS, GoneError, Recorded, Reply
 from e2e.engine.standin.others import Messages, Responses
-from e2e.engine.standin.request import Asked, Body, Origin, Reader, RefusedError
+from e2e.engine.standin.refusal import Body, RefusedError
+from e2e.engine.standin.request import Asked, Origin, Reader
 from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.shapes import DONE, Shape, encode, event, piece_text
 
@@ -204,9 +205,9 @@ class Api:
 
     # Tokenizer
     async def _tokenize(self, recorded: Recorded, reply: Reply) -> None:
-        body = self.body(recorded)
+        body = self.body(recorded, schema.TOKENIZE_CHAT if b'"messages"' in recorded.body else schema.TOKENIZE)
         self.reader.model(body)
-        text = self.reader.chat_text(body) if "messages" in body else str(body.get("prompt", ""))
+        text = self.reader.chat_text(body) if "messages" in body else body["prompt"]
         found = tokens.encoded(text)
         strings = [tokens.decoded(piece) for piece in tokens.pieces(found)] if body.get("return_token_strs") else None
         ids = tokens.token_ids(found)
@@ -219,26 +220,25 @@ class Api:
         await reply.send(200, encode(told))
 
     async def _detokenize(self, recorded: Recorded, reply: Reply) -> None:
-        body = self.body(recorded)
+        body = self.body(recorded, schema.DETOKENIZE)
         self.reader.model(body)
-        await reply.send(200, encode({"prompt": tokens.decoded(self.reader.ids(body.get("tokens") or []))}))
+        await reply.send(200, encode({"prompt": tokens.decoded(self.reader.ids(body["tokens"]))}))
 
     async def _render(self, recorded: Recorded, reply: Reply) -> None:
         if not self.engine.config.scale_out:
             message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
             raise RefusedError(message, status=403, kind="PermissionDeniedError")
-        body = self.body(recorded)
-        if "messages" in body:
-            asked = self.reader.chat(body, Origin("render"), ("max_tokens",))
+        if recorded.path.startswith("/v1/chat"):
+            asked = self.reader.chat(self.body(recorded, schema.CHAT), Origin("render"), ("max_tokens",))
         else:
-            asked = self.reader.completion(body, Origin("render"))
+            asked = self.reader.completion(self.body(recorded, schema.COMPLETION), Origin("render"))
         ids = [tokens.token_ids(job.prompt) for job in asked.jobs[:: asked.choices]]
         await reply.send(200, encode([{"request_id": "render", "token_ids": one, "model": asked.model} for one in ids]))
 
     # Adapters
     async def _load_adapter(self, recorded: Recorded, reply: Reply) -> None:
-        body = self.body(recorded)
-        name, path = str(body.get("lora_name", "")), str(body.get("lora_path", ""))
+        body = self.body(recorded, schema.LOAD_ADAPTER)
+        name, path = body["lora_name"], body["lora_path"]
         if name in self.engine.adapters and not body.get("load_inplace"):
             message = (
                 f"The lora adapter '{name}' has already been loaded. "
@@ -252,23 +252,23 @@ class Api:
         await reply.send(200, f"Success: LoRA adapter '{name}' added successfully.".encode(), TEXT_HEADERS)
 
     async def _unload_adapter(self, recorded: Recorded, reply: Reply) -> None:
-        name = str(self.body(recorded).get("lora_name", ""))
+        name = self.body(recorded, schema.UNLOAD_ADAPTER)["lora_name"]
         if self.engine.adapters.pop(name, None) is None:
             raise RefusedError(f"The lora adapter '{name}' cannot be found.", status=404, kind="NotFoundError")
         await reply.send(200, f"Success: LoRA adapter '{name}' removed successfully.".encode(), TEXT_HEADERS)
 
     # Generation
-    def body(self, recorded: Recorded) -> Body:
-        """The request's JSON object.
+    def body(self, recorded: Recorded, fields: schema.Schema) -> Body:
+        """The request's JSON object, its values in their types.
 
         Raises:
-            RefusedError: it is not one, or is not declared as JSON.
+            RefusedError: it is not one, is not declared as JSON, or does not fit.
         """
         kind = (recorded.header("content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
             message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
             raise RefusedError(message, kind="Bad Request")
-        return _decoded(recorded)
+        return fields.read(_decoded(recorded))
 
     def origin(self, recorded: Recorded, body: Body, prefix: str) -> Origin:
         """Whose request it is: the header's id wins over the body's.
@@ -281,13 +281,13 @@ class Api:
         return Origin(identity, rank, recorded.header("x-session-id"))
 
     async def _completions(self, recorded: Recorded, reply: Reply) -> None:
-        body = self.body(recorded)
+        body = self.body(recorded, schema.COMPLETION)
         origin = self.origin(recorded, body, "cmpl-")
         asked = self.reader.completion(body, origin)
         await self._generate(Shape("completion", origin.identity, *self._common(asked)), reply)
 
     async def _chat(self, recorded: Recorded, reply: Reply) -> None:
-        body = self.body(recorded)
+        body = self.body(recorded, schema.CHAT)
         origin = self.origin(recorded, body, "chatcmpl-")
         asked = self.reader.chat(body, origin, ("max_completion_tokens", "max_tokens"))
         if self.engine.draining:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import metrics
 from e2e.engine.standin.rank import Rank
-from e2e.engine.standin.request import Job, RefusedError
+from e2e.engine.standin.refusal import RefusedError
 from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from e2e.engine.standin.clock import Clock
     from e2e.engine.standin.config import EngineConfig
+    from e2e.engine.standin.request import Job
     from e2e.engine.standin.script import Pace, Rule
 
 

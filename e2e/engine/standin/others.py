@@ -10,8 +10,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from e2e.engine.standin import tokens
-from e2e.engine.standin.request import Asked, Body, invalid
+from e2e.engine.standin import schema, tokens
 from e2e.engine.standin.sequence import EngineDeadError, GenerationError, Outcome
 from e2e.engine.standin.shapes import answer_text, encode, piece_text
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
     from e2e.engine.standin.api import Api
     from e2e.engine.standin.http import Recorded, Reply
+    from e2e.engine.standin.refusal import Body
+    from e2e.engine.standin.request import Asked
 
 
 def typed_event(value: Body) -> bytes:
@@ -69,21 +70,18 @@ class Messages(_Typed):
     def _chat_body(self, body: Body) -> Body:
         system = body.get("system")
         leading = [{"role": "system", "content": system}] if system else []
-        return body | {"messages": leading + list(body.get("messages") or [])}
+        return body | {"messages": leading + body["messages"]}
 
     async def serve(self, recorded: Recorded, reply: Reply) -> None:
         """`POST /v1/messages`."""
-        body = self.api.body(recorded)
-        for name in ("messages", "max_tokens"):
-            if body.get(name) is None:
-                raise invalid(f"body.{name}", "missing", "Field required", f"<dict of {len(body)} items>")
+        body = self.api.body(recorded, schema.MESSAGES)
         origin = self.api.origin(recorded, body, "chatcmpl-")
         asked = self.api.reader.chat(self._chat_body(body), origin, ("max_tokens",))
         await self._answer(reply, asked, origin.identity)
 
     async def count(self, recorded: Recorded, reply: Reply) -> None:
         """`POST /v1/messages/count_tokens`."""
-        body = self.api.body(recorded)
+        body = self.api.body(recorded, schema.COUNT_TOKENS)
         self.api.reader.model(body)
         count = tokens.count(tokens.encoded(self.api.reader.chat_text(self._chat_body(body))))
         await reply.send(200, encode({"input_tokens": count, "context_management": {"original_input_tokens": count}}))
@@ -137,10 +135,8 @@ class Responses(_Typed):
 
     async def serve(self, recorded: Recorded, reply: Reply) -> None:
         """`POST /v1/responses`."""
-        body = self.api.body(recorded)
-        given = body.get("input")
-        if given is None:
-            raise invalid("body.input", "missing", "Field required", f"<dict of {len(body)} items>")
+        body = self.api.body(recorded, schema.RESPONSES)
+        given = body["input"]
         instructions = body.get("instructions")
         messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
         messages += [{"role": "user", "content": given}] if isinstance(given, str) else given

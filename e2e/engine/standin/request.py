@@ -10,38 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from e2e.engine.standin import tokens
+from e2e.engine.standin.refusal import Body, RefusedError, parameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from e2e.engine.standin.config import EngineConfig
 
-Body = dict[str, Any]
-
-
-class RefusedError(Exception):
-    """An answer that is an error: HTTP status and vLLM's error fields."""
-
-    def __init__(
-        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.param = status, kind, param
-
-    def body(self) -> Body:
-        """The error in vLLM's shape."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
-
-
-def _parameter(message: str, name: str, value: object = None) -> RefusedError:
-    shown = "" if value is None else f", value={value}"
-    return RefusedError(f"{message} (parameter={name}{shown})", param=name)
-
-
-def invalid(location: str, kind: str, message: str, given: object) -> RefusedError:
-    """A body that does not fit the schema, as the validation library reports it."""
-    text = f"1 validation error:\n  {{'type': '{kind}', 'loc': '{location}', 'msg': '{message}', 'input': '{given}'}}"
-    return RefusedError(text, kind="Bad Request", param=location)
+_MOST_CHOICES = 16_384
+_USUAL_TOKENS = 16
+"""Of a completion without a limit."""
 
 
 @dataclass(slots=True)
@@ -96,35 +74,24 @@ class Asked:
     body: Body = field(default_factory=dict)
 
 
-def _integer(body: Body, name: str) -> int | None:
-    value = body.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise invalid(
-        f"body.{name}", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", value
-    )
-
-
 def limit(body: Body, names: Sequence[str], prompt_tokens: int, config: EngineConfig) -> int:
     """How many tokens may be generated; the first of `names` that is present wins.
 
     Raises:
         RefusedError: below 1, or above what the context leaves.
     """
-    asked = next((value for name in names if (value := _integer(body, name)) is not None), None)
+    asked = next((value for name in names if (value := body.get(name)) is not None), None)
     if asked is not None and asked < 1:
-        raise _parameter(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
+        raise parameter(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     if asked is not None and asked > config.max_model_len:
-        raise _parameter(
+        raise parameter(
             f"max_tokens={asked} cannot be greater than max_model_len={config.max_model_len}. "
             "Please request fewer output tokens.",
             "max_tokens",
             asked,
         )
     if prompt_tokens > config.max_model_len - 1:
-        raise _parameter(
+        raise parameter(
             f"This model's maximum context length is {config.max_model_len} tokens. However, your prompt contains "
             f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt.",
@@ -133,7 +100,7 @@ def limit(body: Body, names: Sequence[str], prompt_tokens: int, config: EngineCo
         )
     left = config.max_model_len - prompt_tokens
     if asked is not None and asked > left:
-        raise _parameter(
+        raise parameter(
             f"This model's maximum context length is {config.max_model_len} tokens. However, you requested {asked} "
             f"output tokens and your prompt contains {prompt_tokens} input tokens. "
             "Please reduce the length of the input prompt or the output tokens.",
@@ -143,25 +110,17 @@ def limit(body: Body, names: Sequence[str], prompt_tokens: int, config: EngineCo
     return left if asked is None else asked
 
 
-def transfer_of(body: Body) -> Body | None:
-    """The request's `kv_transfer_params`, if it has any."""
-    found = body.get("kv_transfer_params")
-    if found is not None and not isinstance(found, dict):
-        raise invalid("body.kv_transfer_params", "dict_type", "Input should be a valid dictionary", found)
-    return found
-
-
 def _check_common(body: Body) -> None:
-    if body.get("stream_options") is not None and not body.get("stream"):
-        raise _parameter("Stream options can only be defined when `stream=True`.", "stream_options")
     temperature = body.get("temperature")
-    if isinstance(temperature, int | float) and temperature < 0:
-        raise _parameter(
+    if temperature is not None and temperature < 0:
+        raise parameter(
             f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature)
         )
-    choices = _integer(body, "n")
+    choices = body.get("n")
     if choices is not None and choices < 1:
         raise RefusedError(f"n must be at least 1, got {choices}.")
+    if choices is not None and choices > _MOST_CHOICES:
+        raise RefusedError(f"n must be at most {_MOST_CHOICES}, got {choices}.")
     if choices is not None and choices > 1 and temperature == 0 and not body.get("use_beam_search"):
         raise RefusedError(f"n must be 1 when using greedy sampling, got {choices}.")
 
@@ -187,7 +146,7 @@ class _Plan:
 
 def _jobs(asked: Asked, origin: Origin, prompt: bytes, most: int, plan: _Plan) -> list[Job]:
     body = asked.body
-    least = _integer(body, "min_tokens") or 0
+    least = body.get("min_tokens") or 0
     if least > most:
         raise RefusedError(f"min_tokens must be less than or equal to max_tokens={most}, got {least}.")
     return [
@@ -218,7 +177,10 @@ def _stops(body: Body) -> list[str]:
 
 
 class Reader:
-    """Turns bodies into jobs for one engine; `adapters` tells the LoRA adapters loaded now, by name."""
+    """Turns bodies that fit their `schema` into jobs for one engine.
+
+    `adapters` tells the LoRA adapters that are loaded now, by name.
+    """
 
     def __init__(self, config: EngineConfig, adapters: Callable[[], Mapping[str, tuple[int, str]]]) -> None:
         self._config = config
@@ -244,35 +206,36 @@ class Reader:
 
     def completion(self, body: Body, origin: Origin) -> Asked:
         """A `/v1/completions` request."""
-        transfer = transfer_of(body)
         _check_common(body)
         shown, adapter = self.model(body)
         asked = self._asked(body, shown)
         asked.echo = bool(body.get("echo"))
         asked.logprobs = body.get("logprobs") is not None
-        plan = _Plan(transfer, adapter, bypass=asked.prompt_logprobs or (asked.echo and asked.logprobs))
+        if body.get("logprob_token_ids") and not asked.logprobs:
+            raise parameter("when using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
+        bypass = asked.prompt_logprobs or (asked.echo and asked.logprobs)
+        plan = _Plan(body.get("kv_transfer_params"), adapter, bypass=bypass)
+        limits = body if body.get("max_tokens") is not None else {"max_tokens": _USUAL_TOKENS}
         for index, prompt in enumerate(self._prompts(body)):
-            most = limit({"max_tokens": 16, **body}, ("max_tokens",), tokens.count(prompt), self._config)
+            most = limit(limits, ("max_tokens",), tokens.count(prompt), self._config)
             asked.jobs += _jobs(asked, replace(origin, identity=f"{origin.identity}-{index}"), prompt, most, plan)
         return asked
 
     def chat(self, body: Body, origin: Origin, limits: Sequence[str]) -> Asked:
         """A chat request, or one brought into this form; the first of `limits` that is present wins."""
-        messages = body.get("messages")
-        if messages is None:
-            raise invalid("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
-        transfer = transfer_of(body)
         _check_common(body)
         shown, adapter = self.model(body)
-        if not messages:
+        if not body["messages"]:
             raise RefusedError("Cannot apply chat template to an empty conversation. Provide at least one message.")
         asked = self._asked(body, shown)
         asked.echo = bool(body.get("echo"))
         asked.logprobs = bool(body.get("logprobs"))
-        given = None if asked.echo else self._given_ids(transfer)
+        if body.get("logprob_token_ids") and not asked.logprobs:
+            raise parameter("when using `logprob_token_ids`, `logprobs` must be set to true.", "logprob_token_ids")
+        given = None if asked.echo else self._given_ids(body.get("kv_transfer_params"))
         prompt = given if given is not None else tokens.encoded(self.chat_text(body))
         most = limit(body, limits, tokens.count(prompt), self._config)
-        plan = _Plan(transfer, adapter, bypass=asked.prompt_logprobs or asked.echo)
+        plan = _Plan(body.get("kv_transfer_params"), adapter, bypass=asked.prompt_logprobs or asked.echo)
         asked.jobs = _jobs(asked, origin, prompt, most, plan)
         return asked
 
@@ -288,7 +251,7 @@ class Reader:
         return Asked(
             jobs=[],
             model=shown,
-            choices=_integer(body, "n") or 1,
+            choices=body.get("n") or 1,
             stream=bool(body.get("stream")),
             include_usage=bool(options.get("include_usage")),
             continuous_usage=bool(options.get("continuous_usage_stats")),
@@ -306,12 +269,7 @@ class Reader:
         """
         try:
             return tokens.from_ids(given)
-        except TypeError as error:
-            raise invalid("body.prompt.0", "int_type", "Input should be a valid integer", given[0]) from error
         except OverflowError as error:
-            if min(given) < 0:
-                message = "Input should be greater than or equal to 0"
-                raise invalid("body.prompt.0", "greater_than_equal", message, min(given)) from error
             raise RefusedError(f"Token id {max(given)} is out of vocabulary") from error
 
     def _given_ids(self, transfer: Body | None) -> bytes | None:
@@ -322,17 +280,15 @@ class Reader:
         whole = isinstance(given, list) and bool(given) and all(type(item) is int and item >= 0 for item in given)
         if not whole:
             message = "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers."
-            raise _parameter(message, f"kv_transfer_params.{name}")
+            raise parameter(message, f"kv_transfer_params.{name}")
         return self.ids(given)
 
     def _prompts(self, body: Body) -> list[bytes]:
         prompt = body.get("prompt")
         if prompt is None or prompt == "":
-            raise _parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+            raise parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         if isinstance(prompt, str):
             return [tokens.encoded(prompt)]
-        if not isinstance(prompt, list):
-            raise invalid("body.prompt", "string_type", "Input should be a valid string", prompt)
         if not prompt:
             raise RefusedError("You must pass at least one prompt")
         if isinstance(prompt[0], int):
