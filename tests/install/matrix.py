@@ -70,7 +70,8 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
         "podMonitor.enabled": True,
         "alertRules.enabled": True,
         "dashboard": {"enabled": True, "labels": {"dashboards": "grafana"}},
-        "image.digest": DIGEST,
+        "image.tag": "1.2.3",
+        "routerImage.digest": DIGEST,
     },
 }
 

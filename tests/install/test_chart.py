@@ -211,6 +211,23 @@ def test_the_schema_knows_every_value_and_says_what_it_is() -> None:
     compare(schema, values)
 
 
+def _paths(values: Json) -> set[str]:
+    """`key`, or `key.member` of a value that has members."""
+    return {
+        path
+        for key, each in values.items()
+        for path in ([f"{key}.{member}" for member in each] if isinstance(each, dict) and each else [key])
+    }
+
+
+def test_the_matrix_sets_every_value() -> None:
+    """A new value is rendered, and taken by the API server, in one row at least."""
+    tried = [f"{each}." for row in ROWS.values() for each in _paths(row)]
+    values = [f"{each}." for each in _paths(yaml.safe_load((CHART / "values.yaml").read_text()))]
+    # An open-ended value, as `resources`, is tried as a whole.
+    assert [path for path in values if not any(each.startswith(path) or path.startswith(each) for each in tried)] == []
+
+
 def test_versions_agree() -> None:
     """Chart, operator and router are released as one version."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -19,6 +20,9 @@ from e2e.docs.pages import ROUTER_SCHEMA, pages
 from e2e.docs.reference import UndescribedError, fields
 from pdpool_api.metrics import CATALOGUE
 from pdpool_api.pool import InferencePoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,6 +72,31 @@ def test_defaults_and_bounds_of_the_router_stand_in_its_reference() -> None:
     found = {each.path: each for each in fields(schema, schema["$defs"])}
     assert "default `1024`" in found["limits.maxQueued"].rules
     assert found["tenants[].weight"].about
+
+
+LOGGED = re.compile(r"(\b_log|get_logger\(.*\))\.(debug|info|warning|error|exception)\b|self\.(_feed\.)?_?warn$")
+"""How a line is logged in both planes: by the module's logger, or by a method that says each thing once."""
+
+
+def _events(plane: str) -> Iterator[tuple[str, set[str]]]:
+    """What the sources of a plane log: event, and the fields that are named where it is logged."""
+    for file in sorted((ROOT / plane / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and LOGGED.search(ast.unparse(node.func)):
+                fields = {each.arg for each in node.keywords if each.arg}
+                yield from ((each.value, fields) for each in node.args if isinstance(each, ast.Constant))
+
+
+@pytest.mark.parametrize("plane", ["operator", "router"])
+def test_the_page_of_logs_names_every_event_with_its_fields(plane: str) -> None:
+    """Who meets a line finds it on the page, and no line stands there that nothing says any more."""
+    sections = re.split(r"^## ", (ROOT / "docs" / "logs.md").read_text(), flags=re.MULTILINE)
+    (text,) = [each for each in sections if each.lower().startswith(plane)]
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    told = {event: set(re.findall("`(.+?)`", row[3])) for row in rows for event in re.findall("`(.+?)`", row[1])}
+    found = list(_events(plane))
+    assert {event for event, _ in found} == told.keys()
+    assert [(event, fields - told[event]) for event, fields in found if fields - told[event]] == []
 
 
 def test_a_field_that_nobody_explains_is_an_error() -> None:
