@@ -12,7 +12,17 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from e2e.engine.standin import EngineConfig, EventsConfig, ManualClock, Pace, Recorded, Settings, Standin, Startup
+from e2e.engine.standin import (
+    EngineConfig,
+    EventsConfig,
+    ManualClock,
+    Pace,
+    Recorded,
+    Settings,
+    Standin,
+    Startup,
+    schema,
+)
 from e2e.engine.standin.kv import BlockPool
 from e2e.ports import free_ports
 
@@ -523,3 +533,33 @@ def test_copies_of_a_block_are_removed_one_by_one() -> None:
     assert len(events) == 2
     assert not pool.hit([7])
     pool.release(first)
+
+
+ANYTHING: list[Any] = [None, -1, 1.5, 10**20, "a", [], ["a", 3], [[3]], {"a": {}}, [{"role": 5, "content": [5]}]]
+ROUTES = {
+    "/v1/completions": schema.COMPLETION,
+    "/v1/chat/completions": schema.CHAT,
+    "/v1/responses": schema.RESPONSES,
+    "/v1/messages": schema.MESSAGES,
+    "/v1/messages/count_tokens": schema.COUNT_TOKENS,
+    "/tokenize": schema.TOKENIZE,
+    "/detokenize": schema.DETOKENIZE,
+    "/v1/load_lora_adapter": schema.LOAD_ADAPTER,
+}
+
+
+async def test_no_value_of_a_field_breaks_the_connection() -> None:
+    """Whatever a field holds, on any route: an answer or a refusal, as from vLLM."""
+    sound = {"model": "tiny", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a"}
+    tried: set[str] = set()
+    async with Standin("aggregated", lora_updating=True) as engine, client_of(60) as client:
+        for path, form in ROUTES.items():
+            asked = {name: sound[name] for name in form.fields if name in sound}
+            for name in form.fields:
+                if name in tried:
+                    continue
+                for value in ANYTHING:
+                    body = asked | {"max_tokens": 2, "max_output_tokens": 2, name: value}
+                    answer = await client.post(f"{engine.url}{path}", json=body)
+                    assert answer.status_code in (200, 400, 404), (path, name, value)
+            tried |= form.fields.keys() & schema.SHARED.keys()

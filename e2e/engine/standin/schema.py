@@ -207,7 +207,7 @@ def _check_before(body: Body) -> None:
         raise parameter(words, "cache_salt")
 
 
-_SHARED: Mapping[str, Read] = {
+SHARED: Mapping[str, Read] = {
     "model": maybe(text),
     "stream": maybe(flag),
     "stream_options": maybe(options),
@@ -226,6 +226,7 @@ _SHARED: Mapping[str, Read] = {
     "ec_transfer_params": maybe(mapping),
     "vllm_xargs": maybe(arguments),
 }
+"""Of all generating routes."""
 COMPLETION = Schema(
     {
         "prompt": maybe(either(items(token_id), items(items(token_id)), text, items(text))),
@@ -233,7 +234,7 @@ COMPLETION = Schema(
         "n": integer,
         "echo": maybe(flag),
         "logprobs": maybe(integer),
-        **_SHARED,
+        **SHARED,
     }
 )
 CHAT = Schema(
@@ -246,7 +247,7 @@ CHAT = Schema(
         "logprobs": maybe(flag),
         "top_logprobs": maybe(integer),
         "add_generation_prompt": flag,
-        **_SHARED,
+        **SHARED,
     },
     required=("messages",),
 )
@@ -255,7 +256,7 @@ RESPONSES = Schema(
         "input": either(text, items(message)),
         "instructions": maybe(text),
         "max_output_tokens": maybe(integer),
-        **_SHARED,
+        **SHARED,
     },
     required=("input",),
 )
@@ -264,7 +265,7 @@ _ANTHROPICS: Mapping[str, Read] = {
     "messages": items(message),
     "system": maybe(either(text, items(mapping))),
 }
-MESSAGES = Schema({**_SHARED, **_ANTHROPICS, "max_tokens": integer}, required=("model", "messages", "max_tokens"))
+MESSAGES = Schema({**SHARED, **_ANTHROPICS, "max_tokens": integer}, required=("model", "messages", "max_tokens"))
 COUNT_TOKENS = Schema(_ANTHROPICS, required=("model", "messages"))
 TOKENIZE = Schema({"model": maybe(text), "prompt": text}, required=("prompt",))
 TOKENIZE_CHAT = Schema(
