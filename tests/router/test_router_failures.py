@@ -76,13 +76,16 @@ async def test_a_prefill_whose_answers_are_no_success_is_left_out(site: MakeSite
     assert answers[-1].headers["x-pdpool-prefill"] == "local"
 
 
-async def test_a_prefill_that_never_answers_is_504(site: MakeSite) -> None:
+SILENCE = pytest.mark.parametrize("silence", [{"never_answer": True}, {"delay_body_s": 60}], ids=["at all", "in body"])
+
+
+@SILENCE
+async def test_a_prefill_that_does_not_end_its_answer_is_504(site: MakeSite, silence: dict[str, Any]) -> None:
     """Q46: a silent prefill is given up after `prefillSeconds`; nothing is tried again and decode sees nothing."""
     here = await site(prefill=2, limits={"prefillSeconds": 0.5})
     for engine in here.prefill:
-        engine.add_rule(leg="prefill", never_answer=True)
-    async with asyncio.timeout(2):
-        assert failure_of(await here.complete()) == (504, "engine_timeout")
+        engine.add_rule(leg="prefill", **silence)
+    assert failure_of(await here.complete()) == (504, "engine_timeout")
     assert here.d.generations() == []
     assert sum(len(engine.generations()) for engine in here.prefill) == 1
     await here.idle()
@@ -232,13 +235,16 @@ async def test_all_decode_engines_refusing_is_an_error_not_a_stream(site: MakeSi
     await here.idle()
 
 
-async def test_a_silent_decode_is_504(site: MakeSite) -> None:
-    """A decode that says nothing for `idleSeconds` is 504, and nothing is tried again."""
+@SILENCE
+async def test_a_silent_decode_is_504(site: MakeSite, silence: dict[str, Any]) -> None:
+    """A decode that says nothing for `idleSeconds` is 504, streamed or not, and nothing is tried again."""
     here = await site(decode=2, limits={"idleSeconds": 0.5})
     for engine in here.decode:
-        engine.add_rule(leg="decode", never_answer=True)
-    async with asyncio.timeout(2):
-        assert failure_of(await here.complete(stream=True)) == (504, "engine_timeout")
+        engine.add_rule(leg="decode", **silence)
+    for stream in (False, True):
+        for engine in here.decode:
+            engine.requests.clear()
+        assert failure_of(await here.complete(stream=stream)) == (504, "engine_timeout")
     assert sum(len(engine.generations("decode")) for engine in here.decode) == 1
 
 
