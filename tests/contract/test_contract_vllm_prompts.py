@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdpool_api.engines.vllm import prompts
 from pdpool_api.engines.vllm.legs import Fields, Route
 from pdpool_api.engines.vllm.prompts import prompt_text
 
@@ -27,8 +28,9 @@ def test_the_next_turn_begins_with_the_turn_before(turn: list[dict[str, str]], m
         assert now is not None
         assert later is not None
         assert later.text.startswith(now.text)
-        if any(message["role"] == "user" for message in turn):
-            assert now.opening_bytes
+        first = next((message for message in turn if message["role"] == "user"), None)
+        if first is not None:
+            assert now.text[: now.opening_bytes].endswith(msgspec.json.encode(first))
             assert later.text[: later.opening_bytes] == now.text[: now.opening_bytes]
 
 
@@ -96,3 +98,14 @@ def test_what_is_rendered_before_the_text_is_its_context() -> None:
     assert variants[0] is not None
     assert same.context == variants[0].context
     assert prompt_text(fields(messages=[], cache_salt="s"), Route.CHAT) is not None
+
+
+def test_bodies_beyond_any_context_are_not_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of very many messages, and of very many ids, no more is read than a context could hold."""
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+    found = prompt_text(fields(messages=[*[system] * 1000, user]), Route.CHAT)
+    assert found is not None
+    assert found.opening_bytes == 0
+    monkeypatch.setattr(prompts, "_MOST_IDS_BYTES", 100)
+    assert prompt_text(fields(prompt=list(range(10))), Route.COMPLETIONS) is not None
+    assert prompt_text(fields(prompt=list(range(100))), Route.COMPLETIONS) is None

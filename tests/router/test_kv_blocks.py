@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdpool_router.kv import blocks
-from pdpool_router.kv.blocks import CHUNK_BYTES, TokenChain, chunk_keys, packed, text_root, whole_key
+from pdpool_router.kv.blocks import CHUNK_BYTES, KEYED_BYTES, TokenChain, chunk_keys, packed, text_root, whole_key
 
 TEXTS = st.binary(max_size=4 * CHUNK_BYTES)
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=100)
@@ -58,3 +58,12 @@ def test_keys_do_not_depend_on_the_process() -> None:
     assert chunk_keys(b"a" * CHUNK_BYTES, text_root(b"/v1/completions", b"")) == [84998589614497089]
     assert TokenChain(packed(list(range(32))) or b"").keys(32) == [813996947883338807]
     assert blocks.KEY_MASK == 2**60 - 1
+
+
+def test_a_huge_text_has_no_more_keys_than_a_large_one() -> None:
+    """What no context holds costs no more than what one could, and its end still makes it another text."""
+    texts = [b"x" * (2 * KEYED_BYTES) + end for end in (b"one", b"two")]
+    keys, others = (chunk_keys(text, 7) for text in texts)
+    assert keys == others == chunk_keys(texts[0][:KEYED_BYTES], 7)
+    assert len(keys) == KEYED_BYTES // CHUNK_BYTES
+    assert whole_key(texts[0], keys, 7) != whole_key(texts[1], others, 7)

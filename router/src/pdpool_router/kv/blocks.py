@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 256
 """Text of one key: about 64 tokens of English."""
+KEYED_BYTES: Final = 1 << 22
+"""So much of a text has keys, which is more than contexts hold: no body of a client may hold up all others."""
 KEY_MASK: Final = (1 << 60) - 1
 """Keys have 60 bits: such a number takes 32 bytes in CPython, one of 64 bits takes 48."""
 _TOKEN_BYTES: Final = 4
@@ -38,16 +40,16 @@ def text_root(*parts: bytes) -> int:
 
 
 def chunk_keys(text: bytes, root: int) -> list[int]:
-    """One key for each whole chunk of a text, chained from the root."""
+    """One key for each whole chunk of a text, up to `KEYED_BYTES`, chained from the root."""
     key = root
     return [
         key := digest(text[at : at + CHUNK_BYTES], key) & KEY_MASK
-        for at in range(0, len(text) - CHUNK_BYTES + 1, CHUNK_BYTES)
+        for at in range(0, min(len(text), KEYED_BYTES) - CHUNK_BYTES + 1, CHUNK_BYTES)
     ]
 
 
 def whole_key(text: bytes, keys: Sequence[int], root: int) -> int:
-    """The key of a whole text, its last partial chunk included; differs from that of any chunk."""
+    """The key of a whole text, with what of it has no keys; differs from that of any chunk."""
     rest = text[len(keys) * CHUNK_BYTES :]
     return digest(rest, (keys[-1] if keys else root) ^ KEY_MASK) & KEY_MASK
 

@@ -35,6 +35,9 @@ _SHAPING: Final = (
 """Fields that an engine renders before the text, or that change how it is rendered."""
 _SHAPES: Final = frozenset(_SHAPING)
 SALT: Final = "cache_salt"
+# No body of a client may hold up all others: these bounds are beyond what contexts hold.
+_MOST_IDS_BYTES: Final = 1 << 24
+_MOST_OPENING_MESSAGES: Final = 64
 
 
 class _Message(msgspec.Struct):
@@ -87,6 +90,8 @@ def prompt_text(fields: Fields, route: Route) -> PromptText | None:
 
 def _ids(prompt: bytes) -> list[int] | None:
     """The ids of one prompt, also as a list of one list."""
+    if len(prompt) > _MOST_IDS_BYTES:
+        return None
     try:
         return _decode_ids(prompt)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -104,9 +109,10 @@ def _opening_bytes(whole: bytes, text: bytes) -> int:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0
     at = 0
-    for message in messages:
+    for message in messages[:_MOST_OPENING_MESSAGES]:
         piece = bytes(message)
-        at = text.find(piece, at) + len(piece)
+        # Between two stand only a comma and white space; to look for the whole piece takes longer than to read it.
+        at = text.find(piece[:1], at) + len(piece)
         try:
             if _decode_message(piece).role == "user":
                 return at
