@@ -133,8 +133,8 @@ def test_more_cached_never_costs_more_and_more_load_never_less(scorer: Any, load
 
     def term(cached: int, seen: Load) -> float:
         asked = Asked(tokens, {"e": cached}, {"e": seen.requests}, opening=opening)
-        found: float = scorer.terms(asked, [seen])[0]
-        return found
+        work_ms = (tokens - cached) * seen.token_ms
+        return sum(scorer.terms(asked, [seen], [work_ms]))
 
     assert term(more, load) <= term(held, load)
     busier = msgspec.structs.replace(
@@ -403,18 +403,18 @@ def test_a_prompt_that_is_slow_anyway_does_not_wait_as_well() -> None:
     assert made.endpoint.uid == "p1"
 
 
-@given(st.lists(st.floats(0, 1e5), min_size=2, max_size=6), st.floats(0, 1e5), st.integers(0, 5000))
+@given(st.lists(st.floats(0, 1e5), min_size=2, max_size=6), st.floats(0, 1e5), st.integers(1, 5000))
 def test_who_did_more_lately_is_never_the_cheaper_for_it(recent: list[float], more: float, opening: int) -> None:
     """More recent work never lowers an endpoint's own term, and nothing is added where the work is equal."""
     asked = Asked(opening, {}, {}, opening=opening)
     loads = [Load(str(number), recent_ms=each) for number, each in enumerate(recent)]
-    before = Balance().terms(asked, loads)
+    before = Balance().terms(asked, loads, ())
     loads[0].recent_ms += more
-    after = Balance().terms(asked, loads)
+    after = Balance().terms(asked, loads, ())
     assert after[0] >= before[0] - 1e-9
     for load in loads:
         load.recent_ms = more
-    assert Balance().terms(asked, loads) == [pytest.approx(0.0, abs=1e-6)] * len(loads)
+    assert Balance().terms(asked, loads, ()) == [pytest.approx(0.0, abs=1e-6)] * len(loads)
 
 
 @pytest.mark.parametrize("name", ["KvAware", "Prefix"])

@@ -126,14 +126,33 @@ class SumPolicy:
             "knownText": bool(match and match.known),
         }
         if found.way is not Way.REMOTE:
-            return told | {"whole": _table(self._scorers[Legs.WHOLE], asked, found.endpoints, snapshot)}
-        told["prefill"] = _table(self._scorers[Legs.PREFILL], asked, found.endpoints, snapshot)
-        told["decode"] = _table(self._scorers[Legs.DECODE], asked, found.decode, snapshot)
+            return told | {"whole": self._table(Legs.WHOLE, asked, found.endpoints, snapshot)}
+        told["prefill"] = self._table(Legs.PREFILL, asked, found.endpoints, snapshot)
+        told["decode"] = self._table(Legs.DECODE, asked, found.decode, snapshot)
         if self._skips_hops:
-            told["local"] = _table(self._scorers[Legs.WHOLE], asked, with_local_room(found.decode, snapshot), snapshot)
+            told["local"] = self._table(Legs.WHOLE, asked, with_local_room(found.decode, snapshot), snapshot)
             for row in told["local"]:
                 row["allowed"] = local_reason(asked.tokens, row["cachedTokens"], snapshot.local_prefill)
         return told
+
+    def _table(
+        self, legs: Legs, asked: Asked, endpoints: tuple[Endpoint, ...], snapshot: Snapshot
+    ) -> list[dict[str, Any]]:
+        loads = _loads(endpoints, snapshot)
+        work_ms = _work_ms(asked, loads, legs)
+        columns = {
+            scorer.name: scorer.terms(asked, loads, work_ms) or [0.0] * len(loads) for scorer in self._scorers[legs]
+        }
+        rows = [
+            {
+                "endpoint": endpoint.name,
+                "cachedTokens": asked.cached.get(endpoint.uid, 0),
+                "terms": {name: round(column[at], 3) for name, column in columns.items()},
+                "totalMilliseconds": round(sum(column[at] for column in columns.values()), 3),
+            }
+            for at, endpoint in enumerate(endpoints)
+        ]
+        return sorted(rows, key=lambda row: (row["totalMilliseconds"], row["endpoint"]))
 
     # --- inside ------------------------------------------------------------------------------------------------------
     def _match(self, request: Request, snapshot: Snapshot) -> Match | None:
@@ -146,7 +165,7 @@ class SumPolicy:
         self, legs: Legs, asked: Asked, endpoints: tuple[Endpoint, ...], snapshot: Snapshot, rng: Chance
     ) -> Chosen:
         loads = self.loads_of(legs, endpoints, snapshot)
-        costs = _sum(self._scorers[legs], asked, loads)
+        costs = _sum(self._scorers[legs], asked, loads, legs)
         if len(endpoints) == 1:
             return Chosen(endpoints[0], loads[0], costs[0])
         best = loads[costs.index(min(costs))]
@@ -176,7 +195,7 @@ class SumPolicy:
         reason = local_reason(asked.tokens, asked.cached.get(local.endpoint.uid, 0), rule)
         if not reason:
             return None
-        after = min(_sum(self._scorers[Legs.DECODE], asked, _loads(found.decode, snapshot)))
+        after = min(_sum(self._scorers[Legs.DECODE], asked, _loads(found.decode, snapshot), Legs.DECODE))
         return (local, reason) if local.cost_ms <= prefill.cost_ms + after else None
 
 
@@ -196,13 +215,27 @@ def _loads(endpoints: tuple[Endpoint, ...], snapshot: Snapshot) -> list[Load]:
     return [get(endpoint.uid) or Load(endpoint.uid) for endpoint in endpoints]
 
 
-def _sum(scorers: Sequence[Scorer], asked: Asked, loads: Sequence[Load]) -> list[float]:
+def _sum(scorers: Sequence[Scorer], asked: Asked, loads: Sequence[Load], legs: Legs) -> list[float]:
     if not scorers:
         return [0.0] * len(loads)
-    costs = scorers[0].terms(asked, loads)
+    work_ms = _work_ms(asked, loads, legs)
+    costs = scorers[0].terms(asked, loads, work_ms) or [0.0] * len(loads)
     for scorer in scorers[1:]:
-        costs = list(map(add, costs, scorer.terms(asked, loads)))
+        terms = scorer.terms(asked, loads, work_ms)
+        if terms:
+            costs = list(map(add, costs, terms))
     return costs
+
+
+def _work_ms(asked: Asked, loads: Sequence[Load], legs: Legs) -> Sequence[float]:
+    """See `Scorer.terms`."""
+    if legs is Legs.DECODE:
+        return ()
+    tokens, cached = asked.tokens, asked.cached
+    if not cached:
+        return [tokens * load.token_ms for load in loads]
+    get = cached.get
+    return [(tokens - get(load.uid, 0)) * load.token_ms for load in loads]
 
 
 def _own_ms(asked: Asked, load: Load, legs: Legs) -> float:
@@ -231,20 +264,3 @@ def _decision(  # noqa: PLR0917 - what a record is made of
         rank=match.ranks.get(load.uid) if match is not None else None,
         match=match,
     )
-
-
-def _table(
-    scorers: Sequence[Scorer], asked: Asked, endpoints: tuple[Endpoint, ...], snapshot: Snapshot
-) -> list[dict[str, Any]]:
-    loads = _loads(endpoints, snapshot)
-    columns = {scorer.name: scorer.terms(asked, loads) for scorer in scorers}
-    rows = [
-        {
-            "endpoint": endpoint.name,
-            "cachedTokens": asked.cached.get(endpoint.uid, 0),
-            "terms": {name: round(column[at], 3) for name, column in columns.items()},
-            "totalMilliseconds": round(sum(column[at] for column in columns.values()), 3),
-        }
-        for at, endpoint in enumerate(endpoints)
-    ]
-    return sorted(rows, key=lambda row: (row["totalMilliseconds"], row["endpoint"]))

@@ -50,8 +50,12 @@ class Scorer(Protocol):
         """What explanations call it."""
         ...
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
-        """Milliseconds that each candidate costs on this account."""
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
+        """Milliseconds that each candidate costs on this account; empty: nothing, for none of them.
+
+        `work_ms` is what the tokens that each lacks take to compute there: several terms are made of it. Empty where
+        nothing is computed, which is at decode after a hop.
+        """
         ...
 
 

@@ -33,12 +33,13 @@ class Balance(msgspec.Struct, frozen=True):
     later_turns: bool = True
     """Also later turns, as far as an engine is more than a quarter and `least_ms` above the mean."""
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
+        del work_ms
         opening, tokens = asked.opening, asked.tokens
         later = opening < tokens
         if not opening or (later and not self.later_turns):
-            return [0.0] * len(loads)
+            return []
         mean_ms = sum([load.recent_ms for load in loads]) / len(loads)
         scale = tokens * self.weight / (mean_ms + self.least_ms)
         bound_ms = 1.25 * mean_ms + self.least_ms if later else mean_ms

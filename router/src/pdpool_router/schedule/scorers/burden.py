@@ -25,10 +25,13 @@ class Burden(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "burden"
     weight: float = 24.0
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
-        tokens, get, weight = asked.tokens, asked.cached.get, self.weight
-        later = tokens - asked.opening if asked.opening else 0
+        weight = self.weight
+        later = asked.tokens - asked.opening if asked.opening else 0
         if not later:
-            return [0.0] * len(loads)
-        return [min(later, tokens - get(load.uid, 0)) * load.token_ms * weight for load in loads]
+            return []
+        return [
+            (own_ms if (most_ms := later * load.token_ms) > own_ms else most_ms) * weight
+            for load, own_ms in zip(loads, work_ms, strict=True)
+        ]

@@ -20,7 +20,8 @@ class Disturb(msgspec.Struct, frozen=True):
     weight: float = 0.05
     """What a millisecond of another request's wait counts against one of this request's own."""
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
-        tokens, get, weight = asked.tokens, asked.cached.get, self.weight
-        return [(tokens - get(load.uid, 0)) * load.token_ms * weight * (load.requests + load.others) for load in loads]
+        del asked
+        weight = self.weight
+        return [own_ms * weight * (load.requests + load.others) for load, own_ms in zip(loads, work_ms, strict=True)]

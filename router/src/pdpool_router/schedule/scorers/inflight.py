@@ -19,7 +19,8 @@ class Inflight(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "inflight"
     request_ms: float = 1.0
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate; the unit matters only beside other terms."""
+        del work_ms
         get, each = asked.inflight.get, self.request_ms
         return [(get(load.uid, 0) + load.others) * each for load in loads]

@@ -7,6 +7,7 @@ in long queues.
 
 from __future__ import annotations
 
+from operator import add
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -24,10 +25,9 @@ class Lateness(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "lateness"
     patience_ms: float = 3000.0
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
-        tokens, get, patience_ms = asked.tokens, asked.cached.get, self.patience_ms
-        return [
-            (time_ms := load.wait_ms + (tokens - get(load.uid, 0)) * load.token_ms) * time_ms / patience_ms
-            for load in loads
-        ]
+        del asked
+        patience_ms = self.patience_ms
+        times_ms = map(add, [load.wait_ms for load in loads], work_ms)
+        return [time_ms * time_ms / patience_ms for time_ms in times_ms]

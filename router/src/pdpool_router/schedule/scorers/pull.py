@@ -18,8 +18,9 @@ class Pull(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "pull"
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
+        del work_ms
         tokens, cached = asked.tokens, asked.cached
         if not cached:
             return [tokens * load.pull_ms for load in loads]

@@ -18,7 +18,7 @@ class Running(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "running"
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
-        del asked
+        del asked, work_ms
         return [load.running_ms for load in loads]

@@ -18,7 +18,7 @@ class Wait(msgspec.Struct, frozen=True):
 
     name: ClassVar[str] = "wait"
 
-    def terms(self, asked: Asked, loads: Sequence[Load]) -> list[float]:
+    def terms(self, asked: Asked, loads: Sequence[Load], work_ms: Sequence[float]) -> list[float]:
         """Milliseconds per candidate."""
-        del asked
+        del asked, work_ms
         return [load.wait_ms for load in loads]
