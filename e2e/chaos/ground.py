@@ -34,7 +34,10 @@ _PACES: Final[Mapping[str, Json]] = {
     "quick": {"maxSurge": 1, "maxUnavailable": 1},
 }
 _NODE_GPUS: Final = "64"
+_GPU: Final = "nvidia.com/gpu"
 _API_BACK_S: Final = 90.0
+_NODE_BACK_S: Final = 120.0
+_POLL_S: Final = 0.5
 
 
 class Ground:
@@ -112,11 +115,36 @@ class RealNode(Ground):
         return "the kubelet"
 
     def heal_nodes(self, name: str = "") -> None:
-        """A new kubelet."""
+        """A new kubelet, which begins by taking away what no device plugin tells of."""
         del name
         if self._lost:
             start_daemon(self.cluster, "kubelet")
             self._lost = False
+        self.give_accelerators()
+
+    def give_accelerators(self) -> None:
+        """Says that the node has accelerators, until it is Ready and says so itself.
+
+        Raises:
+            ApiError: the node does not come back.
+        """
+        until_s = time.monotonic() + _NODE_BACK_S
+        while time.monotonic() < until_s:
+            # The API server may be away meanwhile.
+            with contextlib.suppress(ApiError):
+                (node,) = self.api.items("nodes")
+                if _is_ready(node) and node["status"]["allocatable"].get(_GPU) == _NODE_GPUS:
+                    return
+                path = f"/api/v1/nodes/{node['metadata']['name']}/status"
+                body = {"status": {"capacity": {_GPU: _NODE_GPUS}}}
+                self.api.request("PATCH", path, body=body, content_type="application/merge-patch+json")
+            time.sleep(_POLL_S)
+        raise ApiError("the node does not come back with its accelerators")
+
+
+def _is_ready(node: Json) -> bool:
+    said = {each["type"]: each["status"] for each in node["status"].get("conditions") or ()}
+    return said.get("Ready") == "True"
 
 
 def _spec(pace: Json, *, alone: bool) -> Json:
@@ -139,7 +167,7 @@ def _running_spec(name: str, pace: Json) -> Json:
     spec: Json = standin_pool.manifest(name, "default", prefill=2, decode=2)["spec"]
     for role in ("prefill", "decode"):
         del spec[role]["hardware"]
-        spec[role]["resources"]["limits"] = {"nvidia.com/gpu": "1"}
+        spec[role]["resources"]["limits"] = {_GPU: "1"}
         spec[role]["rollout"] = pace
     return {**spec, "maxGpus": GPUS}
 
@@ -156,11 +184,9 @@ def real_node() -> Iterator[RealNode]:
     """The machine's node while the block lasts; needs root, and that nobody else has it."""
     with _up(node=True) as (cluster, api):
         load_images(cluster)
-        (node,) = api.items("nodes")
-        path = f"/api/v1/nodes/{node['metadata']['name']}/status"
-        add = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": _NODE_GPUS}]
-        api.request("PATCH", path, body=add, content_type="application/json-patch+json")
-        yield RealNode(cluster, api)
+        found = RealNode(cluster, api)
+        found.give_accelerators()
+        yield found
 
 
 def router_flag() -> str:

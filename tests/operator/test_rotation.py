@@ -72,11 +72,12 @@ def test_only_the_role_that_uses_it_rolls(raw_pool: Json) -> None:
 
 
 def test_references_are_those_of_engines(raw_pool: Json) -> None:
-    """Token, variables of both levels and mounted Secrets, optional ones too, and mounted claims."""
+    """Token, variables of both levels and mounted Secrets, optional ones too."""
     source = {"name": "S", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k", "optional": True}}}
+    projected = {"sources": [{"secret": {"name": "keys"}}, {"serviceAccountToken": {"path": "t"}}]}
     volumes = [
         {"name": "a", "secret": {"secretName": "certificates"}},
-        {"name": "b", "persistentVolumeClaim": {"claimName": "logs"}},
+        {"name": "b", "projected": projected},
         {"name": "c", "emptyDir": {}},
     ]
     raw = pool(
@@ -84,9 +85,41 @@ def test_references_are_those_of_engines(raw_pool: Json) -> None:
         engine={"env": [source, {"name": "PLAIN", "value": "x"}]},
         decode={"template": {"volumes": volumes}},
     )
+    mounted = {SecretEntry("certificates", ""), SecretEntry("keys", "")}
+    assert rotation.references(raw) == {TOKEN, replace(OTHER, optional=True), *mounted}
+
+
+def test_objects_are_those_that_pods_need(raw_pool: Json) -> None:
+    """Claims, ConfigMaps as volumes and variables, ServiceAccounts, of engines and routers; nothing optional (Q15)."""
+    variables = [
+        {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "a"}}},
+        {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "perhaps", "key": "b", "optional": True}}},
+        {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    engines = [
+        {"name": "a", "persistentVolumeClaim": {"claimName": "logs"}},
+        {"name": "b", "configMap": {"name": "ca", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"name": "c", "configMap": {"name": "perhaps", "optional": True}},
+        {"name": "d", "projected": {"sources": [{"configMap": {"name": "part"}}, {"downwardAPI": {}}]}},
+    ]
+    raw = pool(
+        raw_pool,
+        engine={"env": variables},
+        decode={"template": {"volumes": engines}},
+        prefill={"template": {"serviceAccountName": "runner"}},
+        router={"template": {"volumes": [{"name": "x", "configMap": {"name": "of-router"}}]}},
+    )
     raw["spec"]["model"]["cache"] = {"persistentVolumeClaim": {"claimName": "models"}}
-    assert rotation.references(raw) == {TOKEN, replace(OTHER, optional=True), SecretEntry("certificates", "")}
-    assert rotation.claims(raw) == {"models", "logs"}
+    assert {each.words for each in rotation.objects(raw)} == {
+        "PersistentVolumeClaim models",
+        "PersistentVolumeClaim logs",
+        "ConfigMap ca",
+        "key ca.crt of ConfigMap ca",
+        "ConfigMap part",
+        "ConfigMap of-router",
+        "key a of ConfigMap settings",
+        "ServiceAccount runner",
+    }
 
 
 def test_ignored_secrets_keep_what_stands_on_live_pods(raw_pool: Json) -> None:

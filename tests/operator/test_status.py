@@ -186,6 +186,17 @@ def test_a_missing_claim_is_a_missing_reference(raw_pool: dict[str, Any]) -> Non
     assert words in ready["message"]
 
 
+def test_pods_that_nobody_can_make_are_told(raw_pool: dict[str, Any]) -> None:
+    """A quota, a security standard or a class that is not there: the server's words, without a name that moves."""
+    told = set()
+    for name in ("tiny-decode-1-abcde", "tiny-decode-1-vwxyz"):
+        words = f'pods "{name}" is forbidden: exceeded quota: gpus'
+        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+        told.add(conditions(said(raw_pool, ready={"decode": 0}, conditions=[failure]))["Ready"]["message"])
+    (message,) = told
+    assert "decode pods are forbidden: exceeded quota: gpus" in message
+
+
 def test_a_rollout_past_its_deadline_is_stalled(raw_pool: dict[str, Any]) -> None:
     """The Deployment's own deadline makes Progressing False and Stalled True, with the pod's reason."""
     overdue = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}

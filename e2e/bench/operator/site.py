@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +27,10 @@ from e2e.scenarios.api import ApiError, ClusterApi
 from pdpool_api import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from e2e.cluster import Cluster
+    from e2e.cluster.audit import Moment
 
 Json = dict[str, Any]
 PER_NAMESPACE: Final = 50
@@ -36,6 +38,10 @@ _POOLS: Final = f"/apis/{names.API_VERSION}"
 _HANDS: Final = 8
 _POLL_S: Final = 1.0
 _EDIT_DEADLINE_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.01
+"""While an edit is awaited: often enough to measure it, seldom enough to cost the API server little."""
+_NAMESPACE: Final = "bench-"
+_MERGE: Final = "application/merge-patch+json"
 _NO_ENGINES: Final[Json] = {"hardware": "cpu", "replicas": 0}
 _HEARTBEATS: Final = frozenset({"leases"})
 
@@ -53,6 +59,8 @@ class Cost:
     """Of one core."""
     rss_bytes: int
     """At the end of the window."""
+    written: Mapping[str, int] = field(default_factory=dict)
+    """How often what was written."""
 
 
 @dataclass(frozen=True, order=True)
@@ -65,7 +73,7 @@ class Place:
 
 def place(number: int) -> Place:
     """Where the pool of a number is."""
-    return Place(f"bench-{number // PER_NAMESPACE}", f"pool-{number}")
+    return Place(f"{_NAMESPACE}{number // PER_NAMESPACE}", f"pool-{number}")
 
 
 class Site:
@@ -98,10 +106,10 @@ class Site:
         self._make(number)
 
     def reconciled(self, count: int) -> bool:
-        """Whether the operator has looked at so many pools as they are now."""
+        """Whether there are so many pools, and the operator has looked at all of them as they are now."""
         found = self.api.request("GET", f"{_POOLS}/{names.PLURAL}", query={"resourceVersion": "0"})["items"]
         seen = [each for each in found if each.get("status", {}).get("observedGeneration") == _generation(each)]
-        return len(seen) >= count
+        return len(found) >= count and len(seen) == len(found)
 
     def wait_reconciled(self, count: int, until_s: float) -> float:
         """Seconds until it has; raises `ProcessError` past the deadline (monotonic)."""
@@ -112,20 +120,43 @@ class Site:
             time.sleep(_POLL_S)
         return time.monotonic() - began
 
+    def make_routers_ready(self) -> None:
+        """Says of every pod that it runs, as a kubelet would: a pool whose router is late is not at rest."""
+        query = {"labelSelector": names.LABEL_POOL, "resourceVersion": "0"}
+        late = [each for each in self.api.request("GET", "/api/v1/pods", query=query)["items"] if not _is_ready(each)]
+        with ThreadPoolExecutor(max_workers=_HANDS) as hands:
+            list(hands.map(self._make_ready, late))
+
+    def _make_ready(self, pod: Json) -> None:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+        # At no address: what reading pods costs is measured by `ticks`.
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.api.request("PATCH", path, body={"status": status}, content_type=_MERGE)
+
+    def moved(self, since: Moment) -> bool:
+        """Whether anybody but the operator has written to a pool, a child or a pod since then."""
+        return any(
+            each.is_write and each.succeeded and each.user != self._user and each.resource != "events"
+            for each in self.cluster.audit.entries(since)
+            if each.namespace.startswith(_NAMESPACE)
+        )
+
     def change(self, number: int, value: int) -> float:
         """Seconds from an edit of a pool's spec until its decode Deployment holds it."""
         where = place(number)
         path = f"{_POOLS}/namespaces/{where.namespace}/{names.PLURAL}/{where.name}"
         variable = [{"name": "N", "value": str(value)}]
         body = {"spec": {"decode": {"env": variable}}}
-        began = time.monotonic()
-        self.api.request("PATCH", path, body=body, content_type="application/merge-patch+json")
         deployment = self._decode(where)
+        began = time.monotonic()
+        self.api.request("PATCH", path, body=body, content_type=_MERGE)
         while (
             variable[0] not in self.api.request("GET", deployment)["spec"]["template"]["spec"]["containers"][0]["env"]
         ):
-            if time.monotonic() - began > 60:  # noqa: PLR2004 - far from any sensible figure
+            if time.monotonic() - began > _EDIT_DEADLINE_S:
                 raise ProcessError(f"an edit of {where.name} did not reach its Deployment")
+            time.sleep(_LOOK_EVERY_S)
         return time.monotonic() - began
 
     def _decode(self, where: Place) -> str:
@@ -169,7 +200,8 @@ class Site:
         calls = [each for each in self.cluster.audit.entries(since) if each.user == self._user]
         counted = [each for each in calls if each.resource not in _HEARTBEATS]
         writes = [each for each in counted if each.is_write and each.succeeded]
-        return Cost(elapsed, len(writes), len(counted), cpu_share, rss_bytes(pid))
+        written = Counter(f"{each.verb} {each.resource}" for each in writes)
+        return Cost(elapsed, len(writes), len(counted), cpu_share, rss_bytes(pid), written)
 
 
 def rss_bytes(pid: int) -> int:
@@ -203,6 +235,11 @@ def _pool(where: Place) -> Json:
             "decode": {**_NO_ENGINES, "env": [{"name": "N", "value": "0"}]},
         },
     }
+
+
+def _is_ready(pod: Json) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _generation(pool: Json) -> int:

@@ -31,7 +31,6 @@ from pdpool_operator.records import (
     Recipe,
     Refusal,
     Surroundings,
-    claim_words,
 )
 from pdpool_operator.status import status
 
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
     from pdpool_operator.apply import Writer
     from pdpool_operator.monitor import Monitor
-    from pdpool_operator.observe.claims import Claims
     from pdpool_operator.observe.cluster import Cluster
     from pdpool_operator.observe.loads import Loads
+    from pdpool_operator.observe.references import References
     from pdpool_operator.observe.secrets import Secrets
     from pdpool_operator.records import Json
     from pdpool_operator.scaler import Scaler
@@ -79,7 +78,7 @@ async def reconcile(
     operator_namespace: str | None,
     *,
     secrets: Secrets,
-    claims: Claims,
+    references: References,
     scaler: Scaler,
     loads: Loads,
     monitor: Monitor,
@@ -109,7 +108,7 @@ async def reconcile(
     observed = await writer.with_records(observed)
     accepted = next(iter(recall.recipes(observed)), None)
     is_edited = accepted is None or accepted.spec != observed.pool["spec"]
-    observed, step = await thought_out(await claims.seen(observed, anew=is_edited))
+    observed, step = await thought_out(await references.seen(observed, anew=is_edited))
     refusal = step.refusal or _incomplete(observed, accepted)
     if refusal is not None and accepted is not None:
         # What was accepted last goes on, in every respect, beside what is said of the edit.
@@ -125,7 +124,7 @@ async def reconcile(
     reported = await writer.report(observed, said)
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
-    is_held = outcome.conflicts or outcome.refused or step.refusal is not None or observed.missing_claims
+    is_held = outcome.conflicts or outcome.refused or step.refusal is not None or observed.missing_objects
     look_again_s = UNSEEN_S if is_held else LOOK_AGAIN_S
     if step.leaving:
         look_again_s = min(look_again_s, LEAVING_S)
@@ -147,13 +146,14 @@ def _incomplete(observed: Observed, accepted: Recipe | None) -> Refusal | None:
 
 
 def _references(pool: Json) -> frozenset[str]:
-    """Everything that a pool's engines refer to, as `Observed.missing` calls it."""
-    secrets = rotation.references(pool)
+    """Everything that a pool's pods refer to, as `Observed.missing` calls it."""
+    secrets, objects = rotation.references(pool), rotation.objects(pool)
     return frozenset(
         [
             *(each.secret_words for each in secrets),
             *(each.key_words for each in secrets),
-            *map(claim_words, rotation.claims(pool)),
+            *(each.object_words for each in objects),
+            *(each.words for each in objects),
         ]
     )
 

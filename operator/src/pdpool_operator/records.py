@@ -200,9 +200,24 @@ class PoolHealth:
     routing: HealthVerdict
 
 
-def claim_words(name: str) -> str:
-    """A PersistentVolumeClaim, as a condition calls it."""
-    return f"{CLAIMS.kind} {name}"
+@dataclass(frozen=True, slots=True, order=True)
+class Reference:
+    """An object of the pool's namespace, or one entry of it, without which a pod does not start (no Secret)."""
+
+    kind: str
+    name: str
+    key: str = ""
+    """Empty: the whole object."""
+
+    @property
+    def object_words(self) -> str:
+        """The object, as a condition calls it."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def words(self) -> str:
+        """What is referred to, as a condition calls it."""
+        return f"key {self.key} of {self.object_words}" if self.key else self.object_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +234,15 @@ class Observed:
     """Optional kinds that the API server has."""
     secrets: SecretsSeen | None = None
     """None: the pool's engines use none, or nobody looked."""
-    missing_claims: tuple[str, ...] = ()
-    """PersistentVolumeClaims that the spec names and that are not there, by name."""
+    missing_objects: tuple[str, ...] = ()
+    """What else the spec refers to and is not there, as `ConfigMap ca`."""
     loads: Mapping[str, Load] = field(default_factory=dict)
     """By uid of a pod, where it was asked (`observe.loads`)."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What the engines refer to and is known not to be there, as `Secret hf`."""
-        claims = map(claim_words, self.missing_claims)
-        return (*(self.secrets.missing if self.secrets is not None else ()), *claims)
+        """What the pods refer to and is known not to be there, as `Secret hf`."""
+        return (*(self.secrets.missing if self.secrets is not None else ()), *self.missing_objects)
 
     @property
     def uid(self) -> str:

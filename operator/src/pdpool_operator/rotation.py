@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api import names
 from pdpool_operator.records import (
+    CLAIMS,
+    CONFIG_MAPS,
     DEPLOYMENTS,
     SERVICE_ACCOUNTS,
     Child,
@@ -23,6 +25,7 @@ from pdpool_operator.records import (
     Desired,
     Json,
     Observed,
+    Reference,
     SecretEntry,
     SecretsSeen,
 )
@@ -31,28 +34,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _PARTS: Final = ("engine", "prefill", "decode")
+_TEMPLATES: Final = ("prefill", "decode", "router")
 
 
 def references(pool: Json) -> frozenset[SecretEntry]:
     """Entries of Secrets that the pool's engines take variables from, and whole Secrets that they mount."""
     spec = pool["spec"]
     token = spec["model"].get("tokenSecretRef")
-    variables = (each for part in _PARTS for each in (spec.get(part) or {}).get("env", ()))
     return frozenset(
         [
             *([SecretEntry(token["name"], token["key"])] if token else []),
-            *_of_variables(variables),
+            *_of_variables(_variables(spec)),
             *_of_volumes(each for part in _PARTS for each in _volumes(spec.get(part) or {})),
         ]
     )
 
 
-def claims(pool: Json) -> frozenset[str]:
-    """PersistentVolumeClaims that the pool's engines mount."""
+def objects(pool: Json) -> frozenset[Reference]:
+    """ConfigMaps, PersistentVolumeClaims and ServiceAccounts without which a pod of the pool does not start."""
     spec = pool["spec"]
-    cache = (spec["model"].get("cache") or {}).get("persistentVolumeClaim")
-    volumes = (each.get("persistentVolumeClaim") for part in _PARTS for each in _volumes(spec.get(part) or {}))
-    return frozenset(str(each["claimName"]) for each in (cache, *volumes) if each and each.get("claimName"))
+    parts = [spec.get(part) or {} for part in _TEMPLATES]
+    accounts = [(part.get("template") or {}).get("serviceAccountName") for part in parts]
+    volumes = [spec["model"].get("cache") or {}, *(each for part in parts for each in _volumes(part))]
+    return frozenset(
+        [
+            *(Reference(SERVICE_ACCOUNTS.kind, str(name)) for name in accounts if name),
+            *_of_claims(volumes),
+            *_of_config_maps(volumes),
+            *_of_config_map_keys(_variables(spec)),
+        ]
+    )
 
 
 def is_on(pool: Json) -> bool:
@@ -147,8 +158,42 @@ def _volumes(part: Json) -> list[Json]:
     return found
 
 
+def _variables(spec: Json) -> list[Json]:
+    return [each for part in _PARTS for each in (spec.get(part) or {}).get("env", ())]
+
+
 def _of_volumes(volumes: Iterable[Json]) -> Iterator[SecretEntry]:
     for each in volumes:
-        source = each.get("secret")
-        if source and source.get("secretName"):
-            yield SecretEntry(str(source["secretName"]), "", optional=bool(source.get("optional")))
+        source = each.get("secret") or {}
+        found = [(source.get("secretName"), source), *((one.get("name"), one) for one in _projected(each, "secret"))]
+        for name, one in found:
+            if name:
+                yield SecretEntry(str(name), "", optional=bool(one.get("optional")))
+
+
+def _of_claims(volumes: Iterable[Json]) -> Iterator[Reference]:
+    for each in volumes:
+        name = (each.get("persistentVolumeClaim") or {}).get("claimName")
+        if name:
+            yield Reference(CLAIMS.kind, str(name))
+
+
+def _of_config_maps(volumes: Iterable[Json]) -> Iterator[Reference]:
+    """Mounted ConfigMaps, and the entries of them that are asked for by name."""
+    for volume in volumes:
+        for source in (volume.get("configMap") or {}, *_projected(volume, "configMap")):
+            if source.get("name") and not source.get("optional"):
+                for key in ("", *(each["key"] for each in source.get("items") or ())):
+                    yield Reference(CONFIG_MAPS.kind, str(source["name"]), str(key))
+
+
+def _of_config_map_keys(variables: Iterable[Json]) -> Iterator[Reference]:
+    for each in variables:
+        source = (each.get("valueFrom") or {}).get("configMapKeyRef") or {}
+        if source.get("name") and not source.get("optional"):
+            yield Reference(CONFIG_MAPS.kind, str(source["name"]), str(source["key"]))
+
+
+def _projected(volume: Json, kind: str) -> list[Json]:
+    sources = (volume.get("projected") or {}).get("sources") or ()
+    return [each[kind] for each in sources if each.get(kind)]

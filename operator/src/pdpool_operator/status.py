@@ -7,6 +7,7 @@ write.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +36,8 @@ _UNPULLED: Final = ("ErrImagePull", "ImagePullBackOff")
 _REFUSED: Final = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerError", "RunContainerError")
 _RESTARTS: Final = 2
 """A container that ended so often without having started is not unlucky."""
+_NAMED_POD: Final = re.compile(r'^pods "[^"]*" is forbidden: ')
+"""Each try makes another name: it would move the words."""
 _SCHEME_PORTS: Final = {"http": 80, "https": 443}
 """What a URL means that names no port."""
 
@@ -55,6 +58,8 @@ class Counts:
     """Its last rollout came to its end once."""
     stalled: str
     """The controller's words when the rollout passed its deadline."""
+    refused: str
+    """The API server's words when no pod can be made: a quota, a security standard, a class that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +211,8 @@ def _counts(child: Child, outcome: Outcome, superseded: Iterable[ChildKey], desi
     ]
     everything = [*older, *([current] if current is not None else [])]
     state = (current or {}).get("status", {})
-    told = {each["type"]: each for each in state.get("conditions", ())}.get("Progressing", {})
+    of_state = {each["type"]: each for each in state.get("conditions", ())}
+    told, failure = of_state.get("Progressing", {}), of_state.get("ReplicaFailure", {})
     generation = int((current or {}).get("metadata", {}).get("generation", 0))
     return Counts(
         desired=desired,
@@ -217,6 +223,7 @@ def _counts(child: Child, outcome: Outcome, superseded: Iterable[ChildKey], desi
         fresh=current is not None and int(state.get("observedGeneration", 0)) >= generation,
         complete=told.get("reason") == "NewReplicaSetAvailable",
         stalled=told.get("message", "") if told.get("reason") == "ProgressDeadlineExceeded" else "",
+        refused=_NAMED_POD.sub("pods are forbidden: ", failure["message"]) if failure.get("status") == "True" else "",
     )
 
 
@@ -285,7 +292,7 @@ def _rollout_verdicts(observed: Observed, plan: Plan, counts: Mapping[Role, Coun
     router = counts[Role.ROUTER]
     overdue = [f"{role}: {each.stalled}" for role, each in counts.items() if each.stalled]
     if overdue or _is_stuck(observed, plan, counts):
-        words = "; ".join([*(overdue or [_count_words(counts)]), *_pod_reasons(observed)])
+        words = "; ".join([*(overdue or [_count_words(counts)]), *_unmade(counts), *_pod_reasons(observed)])
         verdict = Verdict("False", Reason.ROLLOUT_STALLED, words)
         serving = not plan.superseded and all(_served(each) for each in engines.values()) and router.ready > 0
         return (_arrived(engines) if serving else verdict), verdict
@@ -296,7 +303,7 @@ def _rollout_verdicts(observed: Observed, plan: Plan, counts: Mapping[Role, Coun
     if arrived and not short and router.ready > 0:
         leaving = Verdict("True", Reason.ROLLING_OUT, _count_words(counts))
         return _arrived(engines), leaving if surplus else complete
-    words = "; ".join([_count_words(counts), *_pod_reasons(observed)])
+    words = "; ".join([_count_words(counts), *_unmade(counts), *_pod_reasons(observed)])
     missing = _missing(observed)
     # While pods leave, those that wait for their place are on their way.
     unschedulable = any(_unschedulable(pod) for pod in observed.pods) and not any(map(_leaving, observed.pods))
@@ -334,6 +341,10 @@ def _count_words(counts: Mapping[Role, Counts]) -> str:
         f" {each.ready}/{each.desired} ready"
         for role, each in counts.items()
     )
+
+
+def _unmade(counts: Mapping[Role, Counts]) -> list[str]:
+    return [f"{role} {each.refused}" for role, each in counts.items() if each.refused]
 
 
 # --- what pods say -------------------------------------------------------------------------------------------------

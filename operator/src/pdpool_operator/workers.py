@@ -19,9 +19,9 @@ from pdpool_operator.apply import Writer
 from pdpool_operator.intent import Recall
 from pdpool_operator.kube import ApiError
 from pdpool_operator.monitor import Monitor
-from pdpool_operator.observe.claims import Claims
 from pdpool_operator.observe.loads import Loads
 from pdpool_operator.observe.metrics import Pages
+from pdpool_operator.observe.references import References
 from pdpool_operator.observe.secrets import Secrets
 from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
 from pdpool_operator.scaler import Scaler
@@ -125,7 +125,7 @@ class Workers:
 
     async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler, monitor: Monitor) -> None:
         writer, loads, recall = Writer(self._kube, self._cluster), Loads(self._pages), Recall()
-        claims = Claims(self._kube)
+        references = References(self._kube)
         failures = 0
         deadline_s = LOOK_AGAIN_S
         while True:
@@ -139,7 +139,7 @@ class Workers:
                 del self._workers[ref]
                 self._secrets.forget(ref)
                 return
-            looked = await self._look(ref, writer, scaler, monitor, loads=loads, recall=recall, claims=claims)
+            looked = await self._look(ref, writer, scaler, monitor, loads=loads, recall=recall, references=references)
             failures = 0 if looked is not None else failures + 1
             retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
             deadline_s = looked if looked is not None else retry_s
@@ -154,7 +154,7 @@ class Workers:
         *,
         loads: Loads,
         recall: Recall,
-        claims: Claims,
+        references: References,
     ) -> float | None:
         """Seconds until the next look; None when this one failed."""
         try:
@@ -166,7 +166,7 @@ class Workers:
                     self._images,
                     self._operator_namespace,
                     secrets=self._secrets,
-                    claims=claims,
+                    references=references,
                     scaler=scaler,
                     loads=loads,
                     monitor=monitor,
