@@ -54,6 +54,7 @@ class Plan:
     settled_within_s: float
     """Else it is measured all the same, and said."""
     steady_s: float
+    """Rest with all pools; with fewer a fifth of it."""
     edits: int
     broken: int
     """Pools with a child's name taken, beside which edits are measured again."""
@@ -77,7 +78,7 @@ def measure(where: Site, plan: Plan, count: int, already: int, progress: Progres
         started_s = where.wait_reconciled(count, until_s)
         progress.say(f"{count} pools reconciled in {started_s:.1f} s, {rss_bytes(pid) / 1e6:.0f} MB")
         _settle(where, plan, progress)
-        rest = where.window(pid, plan.steady_s)
+        rest = where.window(pid, plan.steady_s if count == max(plan.sizes) else plan.steady_s / 5)
         written = ", ".join(f"{often} x {what}" for what, often in rest.written.items()) or "no write"
         progress.say(f"at rest {rest.cpu_share:.1%} of a core, {written}, {rest.requests} requests")
         alone = _edits(where, plan, count, 1)
