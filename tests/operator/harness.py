@@ -40,6 +40,8 @@ CHILD_PATHS = {
 }
 PATHS = {**CHILD_PATHS, "pods": "/api/v1", "secrets": "/api/v1", "inferencepools": f"/apis/{names.API_VERSION}"}
 SETTLE_S = 60.0
+START_S = 180.0
+"""A Python process with many modules, on a machine that does much else."""
 
 
 def eventually(look: Callable[[], T], *, timeout_s: float = SETTLE_S, every_s: float = 0.2) -> T:
@@ -196,6 +198,8 @@ class Operator:
         return float(lines[name])
 
     def wait_ready(self) -> Operator:
+        """The operator once it is ready; one that does not get there is ended, as nobody else would."""
+
         def look() -> None:
             assert self.running, f"the operator ended: {self.log.read_text()[-2000:]}"
             with contextlib.suppress(httpx.TransportError):
@@ -203,7 +207,11 @@ class Operator:
                 return
             raise AssertionError("no answer yet")
 
-        eventually(look)
+        try:
+            eventually(look, timeout_s=START_S)
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def stop(self) -> int:

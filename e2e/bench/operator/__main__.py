@@ -166,8 +166,8 @@ def _run(plan: Plan, json_file: Path | None) -> None:
         for count in plan.sizes:
             figures.append(measure(where, plan, count, already, progress))
             already = count
-    for count, each in zip(plan.sizes, figures, strict=True):
-        each["tick_cpu_share"] = ticks.cpu_share(count)
+    for each, share in zip(figures, ticks.cpu_shares(plan.sizes), strict=True):
+        each["tick_cpu_share"] = share
     print(table(plan.sizes, figures))
     print(
         f"\npools with engines at zero and one router pod, said to be ready; API server, store and operator share"

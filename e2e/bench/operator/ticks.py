@@ -26,7 +26,7 @@ from pdpool_operator.observe.metrics import Pages, PoolMetrics
 from pdpool_operator.records import Observed, PoolRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pdpool_operator.kube import Kube
 
@@ -34,18 +34,18 @@ ROUNDS: Final = 3
 AT_ONCE: Final = 8
 """Pools that are read side by side; in an operator their intervals are spread."""
 ENGINES_PER_ROLE: Final = 2
-_START_S: Final = 20.0
+_START_S: Final = 60.0
 _POOLS_PER_NET: Final = 250
 
 
-def cpu_share(pools: int) -> float:
-    """CPU of the best of some rounds of ticks, of one core at the default interval.
+def cpu_shares(sizes: Sequence[int]) -> list[float]:
+    """CPU of the best of some rounds of ticks, of one core at the default interval, for each number of pools.
 
     Raises:
         ProcessError: the pages cannot be served.
     """
     with _pages():
-        return asyncio.run(_measured(pools))
+        return [asyncio.run(_measured(pools)) for pools in sizes]
 
 
 async def _measured(count: int) -> float:
