@@ -1,6 +1,7 @@
-"""What stands for the release before this one: the chart with a definition of pools that has other fields.
+"""What stands for the release before this one: the chart with other labels and a definition of pools with other fields.
 
-Boundary: a copy of the chart in a folder. Nothing was released yet; once it was, its archive belongs here.
+Boundary: a copy of the chart in a folder, with the images of this release. Nothing was released yet; once it was, its
+archive belongs here.
 """
 
 from __future__ import annotations
@@ -36,5 +37,11 @@ def release_before(folder: Path) -> Path:
     file.write_text(yaml.safe_dump(crd))
     about = chart / "Chart.yaml"
     told = yaml.safe_load(about.read_text())
-    about.write_text(yaml.safe_dump({**told, "version": f"{told['version']}-before"}))
+    version = f"{told['version']}-before"
+    about.write_text(yaml.safe_dump({**told, "version": version, "appVersion": version}))
+    values = chart / "values.yaml"
+    defaults = yaml.safe_load(values.read_text())
+    for image in ("image", "routerImage"):
+        defaults[image]["tag"] = told["appVersion"]
+    values.write_text(yaml.safe_dump(defaults))
     return chart

@@ -86,13 +86,13 @@ class Helm:
         """`helm upgrade --install`."""
         return self._run("upgrade", "--install", self.release, chart, *_sets(values), *arguments)
 
-    def rollback(self, revision: int) -> str:
-        """`helm rollback` to an earlier revision."""
-        return self._run("rollback", self.release, str(revision))
+    def rollback(self) -> str:
+        """`helm rollback` to the revision before."""
+        return self._run("rollback", self.release)
 
-    def uninstall(self) -> str:
+    def uninstall(self, *arguments: str) -> str:
         """`helm uninstall`; with what it says about objects that it kept."""
-        return self._run("uninstall", self.release)
+        return self._run("uninstall", self.release, *arguments)
 
     def test(self) -> str:
         """`helm test`, with the pod's log."""

@@ -1,8 +1,8 @@
 """Pools of stand-in engines in pods: seconds to start instead of a minute, for what is about Kubernetes and the router.
 
-Boundary: a manifest. The stand-in speaks vLLM's API, metrics and KV transfer by protocol only; nothing here is real
-inference. The pods run this checkout's sources by the interpreter and packages of the environment that runs this, from
-the node's own files.
+Boundary: a manifest, and the pace of the engines in its pods. The stand-in speaks vLLM's API, metrics and KV transfer
+by protocol only; nothing here is real inference. The pods run this checkout's sources by the interpreter and packages
+of the environment that runs this, from the node's own files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import httpx
+
 from e2e.scenarios.product import REPOSITORY
 from pdpool_api.names import API_VERSION, KIND
 
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from e2e.scenarios.api import JsonObject
+    from e2e.scenarios.pools import PodView
 
 MODEL: Final = "stand-in"
 IMAGE: Final = "localhost/pause:1"
 SETTINGS_VARIABLE: Final = "PDPOOL_STANDIN"
 ADMIN_PORT: Final = 8900
+PACE_TIMEOUT_S: Final = 30.0
 
 
 def _mounts() -> Mapping[str, tuple[Path, str]]:
@@ -97,3 +101,13 @@ def manifest(
             },
         },
     }
+
+
+def set_pace(pod: PodView, *, step_s: float) -> None:
+    """How long one token of a decode pod takes from now on, also in answers that are under way.
+
+    Raises:
+        httpx.HTTPError: the pod does not answer, or refuses.
+    """
+    url = f"http://{pod.ip}:{ADMIN_PORT}/pace"
+    httpx.put(url, json={"step_s": step_s}, timeout=PACE_TIMEOUT_S).raise_for_status()

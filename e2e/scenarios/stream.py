@@ -42,6 +42,7 @@ class Stream:
 
     def _read(self) -> None:
         body = {"model": self.model, "prompt": self.prompt, "max_tokens": self.max_tokens, "stream": True}
+        body["ignore_eos"] = True  # as long as was asked for, whatever the engine makes of the prompt
         with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=TIMEOUT_S) as answer:
             for part in answer.iter_text():
                 self.text += part

@@ -335,12 +335,12 @@ class Rank:
     async def _decode(
         self, sequence: Sequence, outcome: Outcome, rule: Rule | None, *, whole: bool
     ) -> AsyncGenerator[bytes, None]:
-        step_s = self._pace().step_s
         answer, ended = sequence.answer(outcome, rule)
         grows = rule is None or rule.text is None
         fault = rule.fault_after_tokens if rule is not None and (rule.finish_reason or rule.error_event) else None
         for index, piece in enumerate(answer if fault is None else answer[:fault]):
-            if step_s:
+            # Asked at every token: a test may let a long answer go on slowly, and then end it.
+            if step_s := self._pace().step_s:
                 await self._clock.sleep(step_s)
             elif not whole:
                 await asyncio.sleep(0)
