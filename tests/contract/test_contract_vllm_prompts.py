@@ -13,7 +13,9 @@ from pdpool_api.engines.vllm import prompts
 from pdpool_api.engines.vllm.legs import Fields, Route
 from pdpool_api.engines.vllm.prompts import prompt_text
 
-MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(("user", "assistant", "tool")), "content": st.text()})
+ROLE = {"role": st.sampled_from(("user", "assistant", "tool"))}
+TEXT = {"content": st.text()}
+MESSAGE = st.fixed_dictionaries(ROLE | TEXT) | st.fixed_dictionaries(TEXT | ROLE)
 
 
 def fields(**values: Any) -> Fields:

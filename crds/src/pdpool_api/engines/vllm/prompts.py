@@ -7,6 +7,7 @@ spellings of one prompt are two texts; the token ids that engines tell bring the
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -44,6 +45,8 @@ class _Message(msgspec.Struct):
     role: str = ""
 
 
+_ROLE_FIRST: Final = re.compile(rb'\{\s*"role"\s*:\s*"([a-z]+)"')
+"""As nearly every client writes a message: it need not be read to its end."""
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_message = msgspec.json.Decoder(_Message).decode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
@@ -113,9 +116,11 @@ def _opening_bytes(whole: bytes, text: bytes) -> int:
         piece = bytes(message)
         # Between two stand only a comma and white space; to look for the whole piece takes longer than to read it.
         at = text.find(piece[:1], at) + len(piece)
+        role_first = _ROLE_FIRST.match(piece)
         try:
-            if _decode_message(piece).role == "user":
-                return at
+            role = role_first[1].decode() if role_first is not None else _decode_message(piece).role
         except (msgspec.DecodeError, UnicodeDecodeError):
             return 0
+        if role == "user":
+            return at
     return 0
