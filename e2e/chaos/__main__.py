@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 SIGNALLED: Final = 128
 _NODE_NOTICED_S: Final = 75.0
 """A node controller believes in a node for 50 s."""
+_NODE_CALM_S: Final = 600.0
+"""Fifteen pods that start on one busy machine, some of them again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_node = (os.environ.get("GROUND") or ("node" if os.geteuid() == 0 else "control-plane")) == "node"
     say = Progress("chaos").say
     say(f"seed {seed}")
-    plan = Plan(seed, minutes, node_s=_NODE_NOTICED_S if is_node else 10.0, always=_ALWAYS)
+    plan = Plan(seed, minutes, always=_ALWAYS)
+    if is_node:
+        plan = replace(plan, node_s=_NODE_NOTICED_S, calm_s=_NODE_CALM_S)
     logs = Path(tempfile.mkdtemp(prefix="pdpool-chaos-"))
     began_s = time.monotonic()
     try:
