@@ -82,6 +82,7 @@ def measure(where: Site, plan: Plan, count: int, already: int, progress: Progres
         written = ", ".join(f"{often} x {what}" for what, often in rest.written.items()) or "no write"
         progress.say(f"at rest {rest.cpu_share:.1%} of a core, {written}, {rest.requests} requests")
         alone = _edits(where, plan, count, 1)
+        progress.say(f"an edit arrives in {_spread(alone)}")
         # Numbered apart from those that the next size makes: a name that is taken stays taken.
         first = _APART + count * plan.broken
         for number in range(first, first + plan.broken):
@@ -89,6 +90,7 @@ def measure(where: Site, plan: Plan, count: int, already: int, progress: Progres
         where.wait_reconciled(count + plan.broken, until_s)
         _settle(where, plan, progress)
         beside = _edits(where, plan, count, 2)
+        progress.say(f"beside {plan.broken} broken pools in {_spread(beside)}")
         peak = rss_bytes(pid)
     return {
         "start_s": started_s,
@@ -125,6 +127,10 @@ def _edits(where: Site, plan: Plan, count: int, value: int) -> list[float]:
         found.append(where.change(number, value))
         time.sleep(_EDIT_EVERY_S)
     return found
+
+
+def _spread(samples: Sequence[float]) -> str:
+    return f"{statistics.median(samples) * 1000:.0f} ms, p99 {_p99(samples) * 1000:.0f} ms"
 
 
 def _p99(samples: Sequence[float]) -> float:
