@@ -104,3 +104,16 @@ def test_an_edit_that_names_what_is_not_there_waits(site: Site, api: Api, namesp
         assert any("later" in str(volumes) for volumes in mounted)
 
     eventually(begun)
+
+
+def test_a_quota_that_lets_no_pod_in_is_told(api: Api, namespace: str) -> None:
+    """What the API server says of pods that nobody can make is in the condition."""
+    create(api, namespace, "resourcequotas", "none", spec={"hard": {"pods": "0"}})
+    api.apply("inferencepools", namespace, pool("tiny", namespace))
+    refused = "pods are forbidden: exceeded quota: none, requested: pods=1"
+
+    def told() -> None:
+        message = ready_of(api, namespace)["message"]
+        assert all(f"{role} {refused}" in message for role in ("prefill", "decode", "router")), message
+
+    eventually(told)
