@@ -82,7 +82,9 @@ def test_a_second_release_serves_its_own_namespace_and_leaves_the_first_alone(
     Helm(plane.kubeconfig, NAMESPACE).install()
     plane.wait_established(names.CRD_NAME)
     second = Helm(plane.kubeconfig, "second")
-    second.install(values={"namespaced": True, "crds.install": False})
+    said = second.install(values={"namespaced": True, "crds.install": False})
+    assert "looks at namespace second." in said
+    assert "leaves the CRD" not in said, "it has none"
     operator = _operator(plane, tmp_path / "log", "--namespace=second", namespace="second")
     plane.apply([pool("q", "second", prefill={"hardware": "cpu"}, decode={"hardware": "cpu"})])
     found = settled(api, "second", "q")
@@ -104,7 +106,8 @@ def test_helm_takes_over_a_plain_installation_when_told_to(plane: Cluster) -> No
         release.install()
     with contextlib.suppress(ClusterError):
         release.uninstall()
-    release.install("--take-ownership")
+    said = release.install("--take-ownership")
+    assert f"helm test {release.release} --namespace {NAMESPACE}" in said, "the notes tell the next step"
     plane.kubectl("--namespace", NAMESPACE, "get", "deployment", OPERATOR)
 
 
