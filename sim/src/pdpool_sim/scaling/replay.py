@@ -22,6 +22,7 @@ from pdpool_sim.scaling.simulation import MOST, Account
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pdpool_sim.engine import Engine
     from pdpool_sim.pool import Outcome
     from pdpool_sim.rule import Load
     from pdpool_sim.scaling.days import Day
@@ -80,6 +81,8 @@ class _Replay:
         self.pool = Pool(Clock(), shape, workload.block_tokens, partial(by_policy, _POLICY), rng)
         prefill, decode = site.begin(day, bounds)
         self.prefill, self.decode = Group(prefill, self.pool.prefill), Group(decode, self.pool.decode)
+        self._worked_s: dict[str, float] = {}
+        """Seconds at work of each prefill engine, at the tick before."""
 
     def second(self) -> None:
         """Starts that are over, and the rule's tick when it is due."""
@@ -117,7 +120,7 @@ class _Replay:
             ttft_s=_late([each.ttft_s for each in begun]),
             itl_s=_late([each.tpot_s for each in ended]),
             prefill_waiting=float(self._rule.waiting + sum(engine.queued for engine in prefills)),
-            prefill_busy=sum(1 for engine in prefills if engine.running) / len(prefills),
+            prefill_busy=min(1.0, self._worked(prefills) / len(prefills) / self._scaler.interval_s),
             decode_running=float(sum(engine.running for engine in decodes)),
             decode_waiting=float(sum(engine.queued for engine in decodes)),
             kv_usage=sum(engine.cache.usage for engine in decodes) / len(decodes),
@@ -126,6 +129,12 @@ class _Replay:
         )
         outputs = _share(sum(each.call.output_tokens for each in came), len(came))
         return Seen(now, self.prefill.replicas, self.decode.replicas, flows, prompt_tokens, outputs)
+
+    def _worked(self, engines: list[Engine]) -> float:
+        """Seconds that they have been at work since the tick before; of one that is new, none."""
+        before = self._worked_s
+        self._worked_s = {engine.uid: engine.busy_s for engine in engines}
+        return sum(engine.busy_s - before.get(engine.uid, engine.busy_s) for engine in engines)
 
 
 def replay(site: Site, workload: Workload, day: Day, make: Callable[[Bounds], Scaler], seed: int = 0) -> DayFigures:
