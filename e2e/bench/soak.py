@@ -44,6 +44,8 @@ CHURN_S: Final = 2.0
 KILL_EVERY: Final = 4
 WARM_SHARE: Final = 0.3
 """After this share of the requests every pool and cache has its size."""
+MAX_BLOCKS: Final = 50_000
+"""Of the router's index: by default it is full after a quarter of a million requests like these."""
 MORE_RSS_BYTES: Final = 12 * 2**20
 MORE_RSS_SHARE: Final = 0.1
 SPARE_SOCKETS: Final = 64
@@ -217,7 +219,8 @@ class Soak:
         content = {
             "model": {"servedNames": [replies.MODEL]},
             "endpoints": {"static": [one for engines in present for one in engines.listed]},
-            "routing": {"localPrefill": {"maxUncachedTokens": 0}},  # two legs, however short the prompt
+            # Two legs, however short the prompt; and what is known of prompts is full soon, so that all can be flat.
+            "routing": {"localPrefill": {"maxUncachedTokens": 0}, "index": {"maxBlocks": MAX_BLOCKS}},
         }
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps(content))
