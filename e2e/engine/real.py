@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Role = Literal["prefill", "decode", "aggregated"]
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 30.0
 KV_ROLES: Mapping[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 PR_SET_PDEATHSIG = 1

@@ -1,10 +1,10 @@
-"""Which engine the exchanges run on: `--engine=standin` (the default) or `--engine=real`, one set for the whole run."""
+"""Which engines the tests run on: `--engine=standin` (the default) or `--engine=real`, one set for the whole run."""
 
 from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("e2e.engine.exchanges")
 
 from e2e.engine import model  # noqa: E402
 from e2e.engine.exchanges import Pair, Target  # noqa: E402
-from e2e.engine.real import EngineSet, RealEngine  # noqa: E402
+from e2e.engine.real import START_TIMEOUT_S, EngineSet, RealEngine  # noqa: E402
 from e2e.engine.standin.process import StandinProcess  # noqa: E402
 
 if TYPE_CHECKING:
@@ -26,7 +26,18 @@ DECODE_LEASE_S, DECODE_DRAIN_S = 30, 45
 """Long enough that a drain, which lasts until what is held is pulled, does not end before a slow test has pulled it."""
 # Slow enough that a request can be met while it runs.
 STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
-EXTRA = ("--enable-lora", "--max-lora-rank", "8")
+EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
+
+class Engines(NamedTuple):
+    """What a router stands before, and the table of exchanges drives the first two of."""
+
+    prefill: RealEngine
+    decode: RealEngine
+    other_prefill: RealEngine
+    adapter: Path
+    """A folder with a LoRA adapter."""
+    lease_s: float
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--engine", default="standin") == "real":
+        for item in items:
+            # Whichever comes first starts the engines, which takes minutes on a busy machine.
+            item.add_marker(pytest.mark.timeout(2 * START_TIMEOUT_S))
+
     def order(item: pytest.Item) -> int:
         mark = item.get_closest_marker("ends_engine")
         return -1 if mark is None else int(mark.args[0])
@@ -62,17 +78,32 @@ def _target(engine: RealEngine, adapter: Path) -> Target:
 
 
 @pytest.fixture(scope="session")
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """One set for all tests, since real engines take long to start."""
     real = request.config.getoption("--engine", default="standin") == "real"
     kind = RealEngine if real else StandinProcess
     adapter = model.folder() / "adapter" if real else tmp_path_factory.mktemp("adapter")
     env = {} if real else STANDIN
     lease_s = REAL_LEASE_S if real else STANDIN_LEASE_S
-    prefill = kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env)
+    prefill, other = (kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env) for _ in range(2))
     drains = ("--shutdown-timeout", f"{DECODE_DRAIN_S}")
     decode = kind("decode", extra=(*EXTRA, *drains), lease_s=DECODE_LEASE_S, env=env)
-    with EngineSet([prefill, decode]):
-        pair = Pair(_target(prefill, adapter), _target(decode, adapter), random.Random(time.time()), lease_s)
-        pair.greet()
-        yield pair
-        pair.close()
+    with EngineSet([prefill, decode, other]):
+        engines = Engines(prefill, decode, other, adapter, lease_s)
+        for one in (prefill, other):
+            met = _pair(one, engines)
+            met.greet()
+            met.close()
+        yield engines
+
+
+def _pair(prefill: RealEngine, engines: Engines) -> Pair:
+    first, second = _target(prefill, engines.adapter), _target(engines.decode, engines.adapter)
+    return Pair(first, second, random.Random(time.time()), engines.lease_s)
+
+
+@pytest.fixture(scope="session")
+def pair(engines: Engines) -> Iterator[Pair]:
+    pair = _pair(engines.prefill, engines)
+    yield pair
+    pair.close()

@@ -25,7 +25,7 @@ def test_refusal(pair: Pair, refusal: Refusal) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.ends_engine(order)) for order, name in enumerate(LAST)]
+    "name", [pytest.param(name, marks=pytest.mark.ends_engine(order)) for order, name in enumerate(LAST, 1)]
 )
 def test_ending(pair: Pair, name: str) -> None:
     """The engine ends as the row of the table says."""

@@ -1,4 +1,4 @@
-"""The router between whole engines: two prefills, one decode, and an engine that does both to compare with.
+"""The router between whole engines: two prefills and one decode. Asked alone, one of them shows the right answer.
 
 On stand-ins by default, on real vLLM with `--engine=real`: there the answers are a model's.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.engine import model
-from e2e.engine.real import EngineSet, RealEngine
-from e2e.engine.standin.process import StandinProcess
+from e2e.engine.exchanges.parts import wait_for
 from pdpool_api.router_config import from_mapping
 from pdpool_router.assembly import Router
 
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
+    from e2e.engine.exchanges import Pair
+    from tests.engine.conftest import Engines
+
 ASK: list[Any] = [{"role": "user", "content": "Tell me of the sea, the wind and the ships that sail on them, please."}]
 TOOL = {
     "type": "function",
@@ -47,32 +46,23 @@ SCHEMA = {
 }
 
 
-class Engines(NamedTuple):
-    prefill: list[RealEngine]
-    decode: RealEngine
-    whole: RealEngine
-    adapter: str
-    are_real: bool
-
-
 @pytest.fixture(scope="module")
-def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    real = request.config.getoption("--engine", default="standin") == "real"
-    kind = RealEngine if real else StandinProcess
-    env = {} if real else STANDIN
-    adapter: Path = model.folder() / "adapter" if real else tmp_path_factory.mktemp("adapter")
-    made = [kind(role, extra=EXTRA, env=env) for role in ("prefill", "prefill", "decode", "aggregated")]  # type: ignore[arg-type]
-    with EngineSet(made):
-        for engine in made:
-            load = {"lora_name": "ad", "lora_path": str(adapter)}
-            assert httpx.post(f"{engine.url}/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
-        yield Engines(made[:2], made[2], made[3], str(adapter), real)
+def adapter(engines: Engines) -> Iterator[None]:
+    """An adapter `ad` on all engines, while the tests here run."""
+    made = [engines.prefill, engines.decode, engines.other_prefill]
+    for engine in made:
+        load = {"lora_name": "ad", "lora_path": str(engines.adapter)}
+        assert httpx.post(f"{engine.url}/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
+    yield
+    for engine in made:
+        if engine.is_running:
+            httpx.post(f"{engine.url}/v1/unload_lora_adapter", json={"lora_name": "ad"}, timeout=60)
 
 
 @contextlib.asynccontextmanager
 async def routed(engines: Engines, *, prefills: int = 2, **over: Any) -> AsyncIterator[str]:
-    """The base URL of a router before the engines, or before the last of the prefills, which nobody ends."""
-    static = [{"role": "prefill", "url": one.url} for one in engines.prefill[-prefills:]]
+    """The base URL of a router before decode and so many of the prefills."""
+    static = [{"role": "prefill", "url": one.url} for one in (engines.prefill, engines.other_prefill)[:prefills]]
     static.append({"role": "decode", "url": engines.decode.url})
     settings = {
         "model": {"servedNames": ["tiny"], "adapters": ["ad"]},
@@ -89,11 +79,11 @@ async def routed(engines: Engines, *, prefills: int = 2, **over: Any) -> AsyncIt
 
 
 async def both(engines: Engines, path: str, **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answer of the two legs, and that of the engine that does both."""
+    """The answer of the two legs, and that of an engine that never gets another's KV."""
     asked = {"model": "tiny", "max_tokens": 48, "temperature": 0, "seed": 7, **body}
     async with routed(engines) as base, httpx.AsyncClient(timeout=120) as client:
         legs = await client.post(f"{base}{path}", json=asked)
-        whole = await client.post(f"{engines.whole.url}{path}", json=asked)
+        whole = await client.post(f"{engines.other_prefill.url}{path}", json=asked)
     assert (legs.status_code, whole.status_code) == (200, 200), (legs.text, whole.text)
     assert legs.headers["x-pdpool-prefill"] == "remote"
     return legs.json(), whole.json()
@@ -107,6 +97,7 @@ def said(answer: dict[str, Any]) -> Any:
     return message.get("content"), message.get("text"), calls, choice["finish_reason"]
 
 
+@pytest.mark.usefixtures("adapter")
 async def test_an_adapter_is_on_both_legs(engines: Engines) -> None:
     """The answer of two legs with a LoRA adapter is that of one engine with it; an unknown adapter is 404."""
     legs, whole = await both(engines, "/v1/chat/completions", model="ad", messages=ASK)
@@ -173,7 +164,7 @@ async def test_tenants_share_no_kv_on_any_route(
     assert found[1] > 0
 
 
-async def test_openais_client_cannot_tell(engines: Engines) -> None:
+async def test_openais_client_cannot_tell(engines: Engines, pair: Pair) -> None:
     """Its streams, usage, cancellation and errors work as with one engine."""
     async with routed(engines) as base:
         client = AsyncOpenAI(base_url=f"{base}/v1", api_key="none", timeout=120, max_retries=0)
@@ -192,7 +183,7 @@ async def test_openais_client_cannot_tell(engines: Engines) -> None:
             text += "".join(choice.delta.content or "" for choice in event.choices)
         assert usage is not None
         assert usage.completion_tokens == 24
-        whole = AsyncOpenAI(base_url=f"{engines.whole.url}/v1", api_key="none", timeout=120)
+        whole = AsyncOpenAI(base_url=f"{engines.other_prefill.url}/v1", api_key="none", timeout=120)
         alone = await whole.chat.completions.create(model="tiny", messages=ASK, max_tokens=24, temperature=0)
         assert text == alone.choices[0].message.content
         cancelled = await client.chat.completions.create(model="tiny", messages=ASK, max_tokens=900, stream=True)
@@ -202,13 +193,12 @@ async def test_openais_client_cannot_tell(engines: Engines) -> None:
         assert short.usage is not None
         await client.close()
         await whole.close()
+    assert wait_for(lambda: pair.decode.metrics()["num_requests_running"] == 0, 30)
 
 
+@pytest.mark.ends_engine(0)
 async def test_a_prefill_that_is_killed_costs_no_request(engines: Engines) -> None:
-    """One of two prefills is killed while requests run: every answer is whole, streamed or not.
-
-    Tests that come after it have one prefill less, which is no difference to them.
-    """
+    """One of two prefills is killed while requests run: every answer is whole, streamed or not."""
     async with routed(engines) as base, httpx.AsyncClient(base_url=base, timeout=120) as client:
         done = 0
 
@@ -224,7 +214,7 @@ async def test_a_prefill_that_is_killed_costs_no_request(engines: Engines) -> No
         async def kill() -> None:
             while done < 6:  # noqa: ASYNC110 - seen by the requests themselves
                 await asyncio.sleep(0.01)
-            process = engines.prefill[0].process
+            process = engines.other_prefill.process
             assert process is not None
             process.kill()
 
@@ -234,5 +224,5 @@ async def test_a_prefill_that_is_killed_costs_no_request(engines: Engines) -> No
             async with gate:
                 await ask(number)
 
-        await asyncio.gather(kill(), *(in_turn(number) for number in range(32)))
-        assert done == 32
+        await asyncio.gather(kill(), *(in_turn(number) for number in range(24)))
+        assert done == 24
