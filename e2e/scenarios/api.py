@@ -35,6 +35,7 @@ GROUPS: Mapping[str, str] = {
     "replicasets": "/apis/apps/v1",
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
     "roles": "/apis/rbac.authorization.k8s.io/v1",
+    "secrets": "/api/v1",
     "serviceaccounts": "/api/v1",
     "services": "/api/v1",
 }
