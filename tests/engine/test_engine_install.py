@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,6 +81,13 @@ def test_free_ports_are_out_of_the_way() -> None:
         assert port in RANGE
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
+
+
+def test_ports_that_are_asked_for_at_once_differ() -> None:
+    """Whoever asks while others have theirs but do not listen yet gets others."""
+    with ThreadPoolExecutor(4) as asking:
+        given = [port for ports in asking.map(free_ports, [50] * 8) for port in ports]
+    assert len(set(given)) == len(given)
 
 
 def test_arguments_are_vllms() -> None:
