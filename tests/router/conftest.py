@@ -122,7 +122,7 @@ async def running(settings: RouterConfig, *, host: str = "127.0.0.1") -> AsyncIt
         await router.close()
 
 
-async def eventually(holds: Callable[[], bool], *, within_s: float = 5.0) -> None:
+async def eventually(holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
     """Waits until something holds.
 
     Raises:

@@ -97,16 +97,27 @@ async def followed(here: Site) -> None:
 async def at_rest(here: Site) -> None:
     """Waits until nothing is in flight and events of the last answer have come."""
     await here.idle()
-    await settled(here.router)
+    await settled(here.router, here.engines)
 
 
-async def settled(router: Router) -> None:
-    """Waits until no event has come for a while."""
-    index = router.endpoints.prefixes.blocks
-    seen = -1
-    while seen != index.changes:
-        seen = index.changes
-        await asyncio.sleep(0.05)
+async def settled(router: Router, engines: list[Standin]) -> None:
+    """Waits until nothing more happens in the engines and the router has heard whatever they told."""
+    ranks = {(one.url.removeprefix("http://"), rank.number): rank for one in engines for rank in one.engine.ranks}
+    followed = [one for group in router.kv_events._subscriptions.values() for one in group]
+
+    def told() -> list[int]:
+        return [rank._publisher._sequence for rank in ranks.values()]
+
+    def heard() -> bool:
+        return all(
+            (one._follower._next or 0) == ranks[one.endpoint.name, one.rank]._publisher._sequence for one in followed
+        )
+
+    before: list[int] = []
+    while before != told():
+        before = told()
+        await eventually(heard)
+        await asyncio.sleep(0.02)
 
 
 def served_by(engines: list[Standin]) -> Standin:
@@ -269,7 +280,7 @@ async def test_two_routers_agree_on_a_conversation(pool: MakePool) -> None:
                 body = {"model": "tiny", "prompt": words(("two", conversation), 60 * turn), "max_tokens": 1}
                 assert (await client.post("/v1/completions", json=body)).is_success
                 await at_rest(here)
-                await settled(other)
+                await settled(other, here.engines)
                 now = served_by(here.prefill)
                 moved += home is not None and now is not home
                 turns += home is not None
