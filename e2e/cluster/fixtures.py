@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 120.0
 TESTS = "tests"
-_control_plane_fixtures: Final[list[str]] = []
-"""One entry for each folder's fixture that is in use in this session; they share one control plane."""
+_in_use: Final[Counter[str]] = Counter()
+"""By control plane of this session: how many folders' fixtures have it."""
 
 
 class SharedNode:
@@ -99,12 +100,25 @@ class SharedNode:
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[Cluster]:
     """An API server with controllers, of this session alone: no pod ever runs in it. About 4 s, once."""
-    name = f"test-{os.getpid()}"
+    with _of_session("") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def bare_control_plane() -> Iterator[Cluster]:
+    """One more, for tests whose pools no operator may take for its own; mark them with the group `bare`."""
+    with _of_session("-bare") as cluster:
+        yield cluster
+
+
+@contextmanager
+def _of_session(suffix: str) -> Iterator[Cluster]:
+    name = f"test-{os.getpid()}{suffix}"
     cluster = up(name, control_plane_only=True, owned=True)
-    _control_plane_fixtures.append(name)
+    _in_use[name] += 1
     yield cluster
-    _control_plane_fixtures.pop()
-    if not _control_plane_fixtures:
+    _in_use[name] -= 1
+    if not _in_use[name]:
         down(name, keep_logs=False)
 
 

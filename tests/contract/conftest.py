@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.fixtures import control_plane
+from e2e.cluster.fixtures import bare_control_plane
 from pdpool_api.pool import InferencePoolSpec
 
-__all__ = ["control_plane", "spec"]
+__all__ = ["bare_control_plane", "spec"]
 
 MakeSpec = Callable[..., InferencePoolSpec]
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from e2e.cluster.cluster import Cluster
     from pdpool_api.conditions import Condition
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("bare")]
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds/inferencepools.pdpool.io.yaml"
 NAMESPACE = "contract"
-DISCOVERY_S = 20.0
+DISCOVERY_S = 120.0
 NOW = "2026-01-01T00:00:00Z"
 
 SMALLEST: dict[str, Any] = {"model": {"id": "org/model"}, "prefill": {}, "decode": {}}
@@ -50,17 +50,17 @@ def _signal(**signal: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane: Cluster) -> Cluster:
-    """A control plane with the CRD installed as a user would, and a namespace."""
-    control_plane.kubectl("apply", "-f", str(FILE))
-    made = _kubectl(control_plane, "create", "namespace", NAMESPACE)
+def cluster(bare_control_plane: Cluster) -> Cluster:
+    """The control plane with the CRD installed as a user would, and a namespace."""
+    bare_control_plane.kubectl("apply", "-f", str(FILE))
+    made = _kubectl(bare_control_plane, "create", "namespace", NAMESPACE)
     assert made.returncode == 0 or "AlreadyExists" in made.stderr
     deadline = time.monotonic() + DISCOVERY_S
     # Established, discovery and the published schema follow within seconds of each other; `explain` needs all three.
-    while _kubectl(control_plane, "explain", "pdp.spec.model").returncode != 0:
+    while _kubectl(bare_control_plane, "explain", "pdp.spec.model").returncode != 0:
         assert time.monotonic() < deadline, "the API server does not publish the schema"
         time.sleep(0.2)
-    return control_plane
+    return bare_control_plane
 
 
 @pytest.fixture

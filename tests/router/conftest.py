@@ -13,7 +13,7 @@ import httpx
 import pytest
 import uvloop
 
-from e2e.cluster.fixtures import control_plane
+from e2e.cluster.fixtures import bare_control_plane
 from e2e.engine.standin import Standin
 from pdpool_api.router_config import RouterConfig, from_mapping
 from pdpool_router.assembly import Router
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     MakeSite = Callable[..., Awaitable["Site"]]
 
-__all__ = ["control_plane"]
+__all__ = ["bare_control_plane"]
 
 PROMPT = "the quick brown fox jumps over the lazy dog "
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from e2e.cluster.lifecycle import down, up
 from e2e.engine.standin import Standin
 from pdpool_api.names import (
     ANNOTATION_DRAINING,
@@ -28,25 +26,22 @@ from tests.operator.harness import Api
 from tests.router.conftest import PROMPT, Site, eventually, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from e2e.cluster import Cluster
     from pdpool_router.records import Endpoint
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("bare")]
 Json = dict[str, Any]
 READY_S = 10
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[Cluster]:
-    """A control plane without an operator, which would take the pools of these tests for its own."""
-    name = f"router-{os.getpid()}"
-    cluster = up(name, control_plane_only=True, owned=True)
-    cluster.kubectl("apply", "-f", "crds/inferencepools.pdpool.io.yaml")
-    cluster.wait_established("inferencepools.pdpool.io")
-    yield cluster
-    down(name, keep_logs=False)
+def plane(bare_control_plane: Cluster) -> Cluster:
+    """A control plane with the CRD and without an operator."""
+    bare_control_plane.kubectl("apply", "-f", "crds/inferencepools.pdpool.io.yaml")
+    bare_control_plane.wait_established("inferencepools.pdpool.io")
+    return bare_control_plane
 
 
 class Serving:
