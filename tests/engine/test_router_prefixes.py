@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -74,6 +75,7 @@ class Pool:
         self._client = client
         self.errors: list[int] = []
         """Predicted minus reported cached tokens of each request at rest."""
+        self._longest_s = 0.0
 
     async def ask(self, path: str, **body: Any) -> None:
         """One request at rest; its prediction is compared."""
@@ -91,12 +93,14 @@ class Pool:
         assert answer.headers["x-pdpool-prefill"] == "remote"
 
     async def rest(self) -> None:
-        """Waits until no event has come for a while."""
+        """Waits until no event has come for much longer than any was waited for so far."""
         index = self.router.endpoints.prefixes.blocks
-        seen = -1
-        while seen != index.changes:
-            seen = index.changes
-            await asyncio.sleep(0.15)
+        seen, since_s = index.changes, time.monotonic()
+        while (waited_s := time.monotonic() - since_s) < max(0.15, 5 * self._longest_s):
+            if index.changes != seen:
+                self._longest_s = max(self._longest_s, waited_s)
+                seen, since_s = index.changes, time.monotonic()
+            await asyncio.sleep(0.005)
 
     def exact(self) -> float:
         """The share of predictions that were exact."""
