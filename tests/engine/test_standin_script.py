@@ -52,7 +52,7 @@ async def raw_answer(engine: Standin, body: dict[str, Any]) -> tuple[list[bytes]
     writer.write(head + b"content-length: %d\r\n\r\n" % len(payload) + payload)
     pieces: list[bytes] = []
     try:
-        while piece := await asyncio.wait_for(reader.read(65536), 5):
+        while piece := await asyncio.wait_for(reader.read(65536), 30):
             pieces.append(piece)
     except ConnectionError as error:
         return pieces, error

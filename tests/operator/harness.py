@@ -45,8 +45,11 @@ START_S = 180.0
 
 
 def eventually(look: Callable[[], T], *, timeout_s: float = SETTLE_S, every_s: float = 0.2) -> T:
-    """What `look` returns once it asserts nothing wrong any more; its own error when that does not come in time."""
-    deadline = time.monotonic() + timeout_s
+    """What `look` returns once it asserts nothing wrong any more; its own error when that does not come in time.
+
+    Shorter times than `SETTLE_S` say what a quiet machine needs, and are not held against a busy one.
+    """
+    deadline = time.monotonic() + max(timeout_s, SETTLE_S)
     while True:
         try:
             return look()

@@ -181,7 +181,7 @@ class RawClient(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         self.transport.write(data)
 
-    async def until(self, holds: Callable[[bytes], bool], within_s: float = 5) -> None:
+    async def until(self, holds: Callable[[bytes], bool], within_s: float = 30) -> None:
         async with asyncio.timeout(within_s):
             while not holds(self.received):
                 assert not self.ended, self.received

@@ -538,7 +538,7 @@ async def test_ipv6_is_spoken_on_both_sides(site: MakeSite) -> None:
     assert (await here.complete()).status_code == 200
     assert here.d.generations()[0].header("host") == f"[::1]:{here.d.port}"
     loads = here.router.endpoints.loads.loads
-    await eventually(lambda: [load.reported for load in loads.values()] == [True, True], within_s=15)
+    await eventually(lambda: [load.reported for load in loads.values()] == [True, True])
     assert await here.metric("stale_endpoints") == 0
     static = [{"role": "aggregated", "url": here.d.url}]
     async with running(config(static), host="::1") as router, httpx.AsyncClient(timeout=20) as client:

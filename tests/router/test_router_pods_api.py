@@ -176,7 +176,7 @@ async def test_pods_of_the_pool_serve_and_others_do_not(serving: Serving) -> Non
             pods["d"],
             {"metadata": {"annotations": {ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}}},
         )
-        await eventually(lambda: len(router.endpoints.snapshot().decode) == 1, within_s=2)
+        await eventually(lambda: len(router.endpoints.snapshot().decode) == 1)
         assert await here.metric("endpoints", role="decode", state="draining") == 1
         for _ in range(4):
             assert (await here.complete()).status_code == 200
@@ -217,9 +217,9 @@ async def test_load_goes_on_while_pods_come_and_go(serving: Serving) -> None:
 
         load = asyncio.create_task(trickle())
         await asyncio.to_thread(serving.set_ready, second)
-        await eventually(lambda: bool(engines[1].generations()), within_s=5)
+        await eventually(lambda: bool(engines[1].generations()))
         await asyncio.to_thread(serving.api.request, "DELETE", serving.api.path("pods", serving.namespace, first))
-        await eventually(lambda: len(router.endpoints.snapshot().decode) == 1, within_s=5)
+        await eventually(lambda: len(router.endpoints.snapshot().decode) == 1)
         before = len(engines[0].generations())
         await asyncio.sleep(0.3)
         ended.set()
@@ -243,7 +243,7 @@ async def test_a_request_at_zero_is_held_until_the_pool_has_woken(serving: Servi
         held, leaves = (asyncio.create_task(here.complete()) for _ in range(2))
         await eventually(lambda: router.telemetry.queued["tiny"] == 2)
         leaves.cancel()
-        await eventually(lambda: router.telemetry.queued["tiny"] == 1, within_s=2)
+        await eventually(lambda: router.telemetry.queued["tiny"] == 1)
         assert await here.metric("queued", model="tiny") == 1
 
         await asyncio.sleep(REPLACED_S)

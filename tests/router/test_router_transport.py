@@ -101,7 +101,7 @@ async def test_connection_of_a_probe_is_not_used_again() -> None:
         port = server.sockets[0].getsockname()[1]
         endpoint = Endpoint(uid="u", name="n", role=Role.DECODE, host="127.0.0.1", port=port)
         assert await transport.healthy(endpoint, 5)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
     finally:
         transport.close()
         server.close()
