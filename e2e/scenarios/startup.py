@@ -67,7 +67,9 @@ class StartupWatch:
 
     def overhead_s(self, applied_s: float, first_token_s: float) -> float | None:
         """The seconds that pdpool and Kubernetes added; None while an engine's start is not known."""
-        last = max(self.starts.values(), key=lambda start: start.first_answer_s or 0.0, default=None)
+        # One that answered later had no part in it: its pod was added since.
+        answered = [start for start in self.starts.values() if (start.first_answer_s or first_token_s) < first_token_s]
+        last = max(answered, key=lambda start: start.first_answer_s or 0.0, default=None)
         if last is None or last.own_s is None:
             return None
         return first_token_s - applied_s - last.own_s

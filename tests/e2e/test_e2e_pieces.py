@@ -126,6 +126,8 @@ def test_overhead_leaves_out_the_slower_engines_own_start() -> None:
         "b": EngineStart(view, container_started_s=102.0, first_answer_s=150.0),
     }
     assert watch.overhead_s(applied_s=100.0, first_token_s=152.5) == pytest.approx(4.5)
+    watch.starts["added"] = EngineStart(view, container_started_s=None, first_answer_s=400.0)
+    assert watch.overhead_s(applied_s=100.0, first_token_s=152.5) == pytest.approx(4.5)
     watch.starts["b"] = EngineStart(view, container_started_s=None, first_answer_s=150.0)
     assert watch.overhead_s(applied_s=100.0, first_token_s=152.5) is None
 

@@ -32,6 +32,9 @@ STARTED = {"containerStatuses": [{"started": True, "restartCount": 0}]}
         ([], Life.ABSENT),
         ([pod(leaves=True)], Life.ABSENT),
         ([pod(drains=True), pod("prefill", drains=True, **STARTED)], Life.ABSENT),  # the pool goes to zero
+        ([pod(drains=True), pod("prefill", **STARTED)], Life.ABSENT),  # one write later the other role does too
+        ([pod(**STARTED), pod("prefill", leaves=True)], Life.ABSENT),
+        ([pod(drains=True), pod(**STARTED), pod("prefill", **STARTED)], Life.STARTED),  # one of two replicas leaves
         ([pod(drains=True), pod(phase="Pending")], Life.STARTING),
         ([pod("router")], Life.ABSENT),
         ([{}], Life.ABSENT),

@@ -119,21 +119,26 @@ def endpoint_of(pod: Json) -> Endpoint | None:
 def life_of(pods: Iterable[Json]) -> Life:
     """Whether a pool has engine pods that stay, and whether one of them starts for the first time.
 
-    A pod that is marked as draining has gone for whoever asks now, though it may finish streams for minutes.
+    A pod that is marked as draining has gone for whoever asks now, though it may finish streams for minutes. Roles go
+    to zero together but are marked one after the other: where one has only pods that leave, the pool has gone.
 
     A pod starts while it is not scheduled, its images are pulled, or its startup probe has not passed. A pod that says
     nothing of its containers counts as started, and so does one that was restarted.
     """
-    staying = [pod for pod in pods if _is_staying_engine(pod)]
-    if not staying:
+    engines = [pod for pod in pods if _role(pod) in _ENGINE_ROLE_NAMES]
+    staying = [pod for pod in engines if _stays(pod.get("metadata") or {})]
+    if not staying or {_role(pod) for pod in engines} != {_role(pod) for pod in staying}:
         return Life.ABSENT
     return Life.STARTING if any(_is_starting(pod) for pod in staying) else Life.STARTED
 
 
-def _is_staying_engine(pod: Json) -> bool:
-    metadata = pod.get("metadata") or {}
-    role = (metadata.get("labels") or {}).get(LABEL_ROLE)
-    return role in _ENGINE_ROLE_NAMES and not (metadata.get("deletionTimestamp") or _is_marked(metadata))
+def _role(pod: Json) -> str:
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return str(labels.get(LABEL_ROLE) or "")
+
+
+def _stays(metadata: Json) -> bool:
+    return not (metadata.get("deletionTimestamp") or _is_marked(metadata))
 
 
 def _is_marked(metadata: Json) -> bool:
