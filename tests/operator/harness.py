@@ -39,7 +39,7 @@ CHILD_PATHS = {
     "poddisruptionbudgets": "/apis/policy/v1",
 }
 PATHS = {**CHILD_PATHS, "pods": "/api/v1", "secrets": "/api/v1", "inferencepools": f"/apis/{names.API_VERSION}"}
-SETTLE_S = 60.0
+SETTLE_S = 120.0
 START_S = 180.0
 """A Python process with many modules, on a machine that does much else."""
 
