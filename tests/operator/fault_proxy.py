@@ -99,6 +99,8 @@ class FaultProxy:
             task.cancel()
         if left:
             self._loop.run_until_complete(asyncio.wait(left))
+        # Connections that were closed just now end in the loop's next turns.
+        self._loop.run_until_complete(asyncio.sleep(0.1))
         self._loop.close()
 
     async def _serve(self) -> None:

@@ -50,6 +50,7 @@ class SilentNetwork:
         self.silent = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
+        self._ended = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[SilentNetwork]:
@@ -58,8 +59,9 @@ class SilentNetwork:
             yield self
         finally:
             server.close()
+            self._ended = True
             for writer in self._writers:
-                writer.close()
+                writer.transport.abort()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -69,6 +71,9 @@ class SilentNetwork:
         if self.silent:
             return
         up_reader, up_writer = await asyncio.open_connection(*self._target)
+        if self._ended:  # meanwhile
+            up_writer.transport.abort()
+            return
         self._writers.append(up_writer)
         for source, sink in ((reader, up_writer), (up_reader, writer)):
             task = asyncio.create_task(self._pump(source, sink))
