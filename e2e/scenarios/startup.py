@@ -88,7 +88,8 @@ class StartupWatch:
         start = self.starts.get(pod.name, EngineStart(pod))
         if start.first_answer_s is None and pod.ip and _answers(client, pod.url):
             start = replace(start, first_answer_s=time.time())
-        started_s = pod.started_at.timestamp() if pod.started_at else None
+        # A pod that ends does not tell it any more.
+        started_s = pod.started_at.timestamp() if pod.started_at else start.container_started_s
         self.starts[pod.name] = replace(start, pod=pod, container_started_s=started_s)
 
 

@@ -23,6 +23,7 @@ from pdpool_api.pool import InferencePool
 if TYPE_CHECKING:
     from pathlib import Path
 
+STARTED_AT = "2026-01-01T00:00:00+00:00"
 METRICS = """\
 # TYPE vllm:nixl_bytes_transferred histogram
 vllm:nixl_bytes_transferred_bucket{engine="0",le="+Inf"} 2.0
@@ -130,6 +131,17 @@ def test_overhead_leaves_out_the_slower_engines_own_start() -> None:
     assert watch.overhead_s(applied_s=100.0, first_token_s=152.5) == pytest.approx(4.5)
     watch.starts["b"] = EngineStart(view, container_started_s=None, first_answer_s=150.0)
     assert watch.overhead_s(applied_s=100.0, first_token_s=152.5) is None
+
+
+def test_the_start_of_an_engine_is_known_also_once_it_ends() -> None:
+    """A container that has ended tells no start any more; what was seen of it stays."""
+    runs = {"containerStatuses": [{"name": "engine", "ready": True, "state": {"running": {"startedAt": STARTED_AT}}}]}
+    watch = StartupWatch(pools.Pool(None, "p"))  # type: ignore[arg-type]
+    with httpx.Client() as client:
+        for status in (runs, {}):
+            watch._look(client, pools.view(_pod(**status)))
+    (start,) = watch.engines()
+    assert start.container_started_s == datetime.fromisoformat(STARTED_AT).timestamp()
 
 
 def test_a_run_without_a_terminal_prints_plain_lines() -> None:
