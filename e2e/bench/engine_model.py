@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -198,7 +197,7 @@ def main() -> int:
         closing(Player(engines.of("aggregated")[0].url)) as player,
     ):
         with progress.step("warm"):
-            player.play([replace(each, at_s=0.0) for each in conversations(rng, 30, 1.0)])
+            player.play(at_once(conversations(rng, 30, 1.0)))
         with progress.step("step times"):
             engine = measure(player.play, SETTINGS, rng)
         progress.say(f"{engine}")

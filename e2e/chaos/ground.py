@@ -20,6 +20,7 @@ from e2e.images.build import image_name
 from e2e.scenarios import standin_pool
 from e2e.scenarios.api import ApiError, ClusterApi
 from e2e.scenarios.node_images import load_images
+from e2e.scenarios.pools import is_ready
 from pdpool_api import names
 
 if TYPE_CHECKING:
@@ -133,18 +134,13 @@ class RealNode(Ground):
             # The API server may be away meanwhile.
             with contextlib.suppress(ApiError):
                 (node,) = self.api.items("nodes")
-                if _is_ready(node) and node["status"]["allocatable"].get(_GPU) == _NODE_GPUS:
+                if is_ready(node) and node["status"]["allocatable"].get(_GPU) == _NODE_GPUS:
                     return
                 path = f"/api/v1/nodes/{node['metadata']['name']}/status"
                 body = {"status": {"capacity": {_GPU: _NODE_GPUS}}}
                 self.api.request("PATCH", path, body=body, content_type="application/merge-patch+json")
             time.sleep(_POLL_S)
         raise ApiError("the node does not come back with its accelerators")
-
-
-def _is_ready(node: Json) -> bool:
-    said = {each["type"]: each["status"] for each in node["status"].get("conditions") or ()}
-    return said.get("Ready") == "True"
 
 
 def _spec(pace: Json, *, alone: bool) -> Json:

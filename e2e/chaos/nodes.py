@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from e2e.scenarios.api import ApiError
+from e2e.scenarios.pools import is_ready
 from pdpool_api.names import LABEL_POOL
 
 if TYPE_CHECKING:
@@ -108,16 +109,11 @@ class StandInNodes:
         low, high = self._start_s
         started = now > self._since.setdefault(uid, now) + low + share * (high - low)
         wanted = started and node not in self._silent
-        if wanted != _is_ready(pod) and (started or node in self._silent):
+        if wanted != is_ready(pod) and (started or node in self._silent):
             self._patch(f"{path}/status", {"status": _pod_status(pod, ready=wanted)})
 
     def _patch(self, path: str, body: Json) -> None:
         self._api.request("PATCH", path, body=body, content_type=_MERGE)
-
-
-def _is_ready(pod: Json) -> bool:
-    said = {each["type"]: each["status"] for each in pod.get("status", {}).get("conditions") or ()}
-    return said.get("Ready") == "True"
 
 
 def _pod_status(pod: Json, *, ready: bool) -> Json:

@@ -100,19 +100,20 @@ class SharedNode:
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[Cluster]:
     """An API server with controllers, of this session alone: no pod ever runs in it. About 4 s, once."""
-    with _of_session("") as cluster:
+    with of_session("") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def bare_control_plane() -> Iterator[Cluster]:
     """One more, for tests whose pools no operator may take for its own; mark them with the group `bare`."""
-    with _of_session("-bare") as cluster:
+    with of_session("-bare") as cluster:
         yield cluster
 
 
 @contextmanager
-def _of_session(suffix: str) -> Iterator[Cluster]:
+def of_session(suffix: str) -> Iterator[Cluster]:
+    """A control plane that all fixtures of this session with that suffix share; the last one takes it down."""
     name = f"test-{os.getpid()}{suffix}"
     cluster = up(name, control_plane_only=True, owned=True)
     _in_use[name] += 1

@@ -125,16 +125,21 @@ class Pool:
         wait_for(self.is_ready, timeout_s, f"pool {self.name} Ready", self.summary, say)
 
 
-def condition(pool: JsonObject, kind: str) -> JsonObject:
-    """A condition of a pool's status; empty while it is absent."""
-    found: Iterable[JsonObject] = pool.get("status", {}).get("conditions", [])
+def condition(item: JsonObject, kind: str) -> JsonObject:
+    """A condition of an object's status; empty while it is absent."""
+    found: Iterable[JsonObject] = item.get("status", {}).get("conditions") or ()
     return next((each for each in found if each["type"] == kind), {})
+
+
+def is_ready(item: JsonObject) -> bool:
+    """Whether a pod, a node or a pool says that it is Ready."""
+    return bool(condition(item, "Ready").get("status") == "True")
 
 
 def view(pod: JsonObject) -> PodView:
     """A pod object, reduced."""
     status = pod.get("status", {})
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", []))
+    ready = is_ready(pod)
     leaving = "deletionTimestamp" in pod["metadata"]
     containers = status.get("containerStatuses", [])
     running = containers[0].get("state", {}).get("running") if containers else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.cluster import down, up
+from e2e.cluster.fixtures import of_session
 from e2e.cluster.kinds import definitions
 
 if TYPE_CHECKING:
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def plane() -> Iterator[Cluster]:
     """An API server with controllers, and with the kinds of Prometheus' operator and of the Gateway API."""
-    name = f"test-{os.getpid()}-install"
-    cluster = up(name, control_plane_only=True, owned=True)
-    foreign = definitions(["podmonitors", "prometheusrules", "httproutes"])
-    cluster.apply(foreign)
-    for each in foreign:
-        cluster.wait_established(each["metadata"]["name"])
-    yield cluster
-    down(name, keep_logs=False)
+    with of_session("-install") as cluster:
+        foreign = definitions(["podmonitors", "prometheusrules", "httproutes"])
+        cluster.apply(foreign)
+        for each in foreign:
+            cluster.wait_established(each["metadata"]["name"])
+        yield cluster

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.cluster import down, up
-from e2e.cluster.fixtures import control_plane
+from e2e.cluster.fixtures import control_plane, of_session
 from tests.operator.site import Site, installed
 
 if TYPE_CHECKING:
@@ -31,11 +29,10 @@ def site(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def site_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A control plane for tests that start and end operators, or count writes while nothing else may happen."""
-    name = f"test-{os.getpid()}-apart"
-    found = installed(up(name, control_plane_only=True, owned=True), tmp_path_factory.mktemp("apart"))
-    yield found
-    found.api.close()
-    down(name, keep_logs=False)
+    with of_session("-apart") as cluster:
+        found = installed(cluster, tmp_path_factory.mktemp("apart"))
+        yield found
+        found.api.close()
 
 
 @pytest.fixture

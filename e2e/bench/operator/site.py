@@ -24,6 +24,7 @@ from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR
 from e2e.cluster import down, service_account_user, up
 from e2e.ports import free_ports
 from e2e.scenarios.api import ApiError, ClusterApi
+from e2e.scenarios.pools import is_ready
 from pdpool_api import names
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Site:
     def make_routers_ready(self) -> None:
         """Says of every pod that it runs, as a kubelet would: a pool whose router is late is not at rest."""
         query = {"labelSelector": names.LABEL_POOL, "resourceVersion": "0"}
-        late = [each for each in self.api.request("GET", "/api/v1/pods", query=query)["items"] if not _is_ready(each)]
+        late = [each for each in self.api.request("GET", "/api/v1/pods", query=query)["items"] if not is_ready(each)]
         with ThreadPoolExecutor(max_workers=_HANDS) as hands:
             list(hands.map(self._make_ready, late))
 
@@ -235,11 +236,6 @@ def _pool(where: Place) -> Json:
             "decode": {**_NO_ENGINES, "env": [{"name": "N", "value": "0"}]},
         },
     }
-
-
-def _is_ready(pod: Json) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _generation(pool: Json) -> int:

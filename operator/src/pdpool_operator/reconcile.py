@@ -147,15 +147,8 @@ def _incomplete(observed: Observed, accepted: Recipe | None) -> Refusal | None:
 
 def _references(pool: Json) -> frozenset[str]:
     """Everything that a pool's pods refer to, as `Observed.missing` calls it."""
-    secrets, objects = rotation.references(pool), rotation.objects(pool)
-    return frozenset(
-        [
-            *(each.secret_words for each in secrets),
-            *(each.key_words for each in secrets),
-            *(each.object_words for each in objects),
-            *(each.words for each in objects),
-        ]
-    )
+    found = [*(each.reference for each in rotation.references(pool)), *rotation.objects(pool)]
+    return frozenset(words for each in found for words in (each.object_words, each.words))
 
 
 def next_plan(

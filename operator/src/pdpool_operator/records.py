@@ -146,14 +146,9 @@ class SecretEntry:
     """Pods start without it."""
 
     @property
-    def secret_words(self) -> str:
-        """The Secret, as a condition calls it."""
-        return f"Secret {self.name}"
-
-    @property
-    def key_words(self) -> str:
-        """The key in it, as a condition calls it."""
-        return f"key {self.key} of {self.secret_words}"
+    def reference(self) -> Reference:
+        """As conditions call it."""
+        return Reference(SECRETS.kind, self.name, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +197,7 @@ class PoolHealth:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Reference:
-    """An object of the pool's namespace, or one entry of it, without which a pod does not start (no Secret)."""
+    """An object of the pool's namespace, or one entry of it, without which a pod does not start."""
 
     kind: str
     name: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, fsum
+from operator import mul
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from pdpool_sim.clock import Clock
 from pdpool_sim.engine import Engine
 from pdpool_sim.hardware import EngineShape, StepCosts
 from pdpool_sim.leg import Leg
+from pdpool_sim.run import quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +62,7 @@ class Played:
 
     def ttft_s(self, share: float) -> float:
         """The time to the first token that so large a share of requests do not exceed."""
-        ordered = sorted(each.ttft_s for each in self.answers)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return quantile(sorted(each.ttft_s for each in self.answers), share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def measure(play: Callable[[Sequence[Ask]], Played], settings: Settings, rng: Ra
         times_s.append(median(each.ttft_s(0.5) for each in found))
     step_s, sequence_s, token_s, pair_s, front_s = fitted(rows, times_s)
     worst = max(
-        abs(fsum(map(_product, row, (step_s, sequence_s, token_s, pair_s, front_s))) / seen - 1)
+        abs(fsum(map(mul, row, (step_s, sequence_s, token_s, pair_s, front_s))) / seen - 1)
         for row, seen in zip(rows, times_s, strict=True)
     )
     return Measured(
@@ -199,10 +200,6 @@ def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
                 factor = rows[row][at] / rows[at][at]
                 rows[row] = [own - factor * other for own, other in zip(rows[row], rows[at], strict=True)]
     return [rows[at][size] / rows[at][at] for at in range(size)]
-
-
-def _product(first: float, second: float) -> float:
-    return first * second
 
 
 # --- what is played

@@ -127,9 +127,9 @@ class Secrets:
             elif each.optional:
                 digests[each] = "absent"
             elif known.entries is None:
-                missing.append(each.secret_words)
+                missing.append(each.reference.object_words)
             elif known.entries:
-                missing.append(each.key_words)
+                missing.append(each.reference.words)
         words = _unwatched(wanted, f"({faults[0]})") if faults else ""
         return SecretsSeen(_key_id(self._key), digests, tuple(dict.fromkeys(missing)), words)
 

@@ -30,6 +30,7 @@ from pdpool_router.faults import (
 )
 from pdpool_router.flow.admission import Share
 from pdpool_router.forward.errand import Errand
+from pdpool_router.forward.framing import connection_options
 from pdpool_router.forward.handoff import Forwarder, Job, Journey
 from pdpool_router.kv.knowledge import prompt_of, session_key
 from pdpool_router.records import Request, Unplaced
@@ -281,7 +282,7 @@ class Api:
     def _head_lines(self, exchange: Exchange) -> bytes:
         headers = exchange.headers
         options = headers.get(b"connection", b"")
-        nominated = () if options in _USUAL_OPTIONS else _names(options)
+        nominated = () if options in _USUAL_OPTIONS else connection_options(options)
         lines = b""
         for name in self._forwarded:
             if name in headers and name not in nominated:
@@ -298,11 +299,6 @@ def asked(body: legs.Body, route: legs.Route, model: str, *, adapters: frozenset
         if text is not None:
             prompt = prompt_of(text, model if model in adapters else "")
     return Request(model, len(body.raw), whole_reason=whole, prompt=prompt)
-
-
-def _names(options: bytes) -> list[bytes]:
-    """The headers that a client's `Connection` names: they concern its connection alone."""
-    return [name.strip() for name in options.lower().split(b",")]
 
 
 def _shares(config: RouterConfig) -> dict[str, Share]:

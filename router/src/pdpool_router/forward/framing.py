@@ -68,6 +68,11 @@ class Head(NamedTuple):
     """The header lines that a client gets: without hop-by-hop, framing, and what the router says itself."""
 
 
+def connection_options(value: bytes) -> set[bytes]:
+    """What a `Connection` header says, in lower case; headers that it names concern that connection alone."""
+    return {option.strip(b" \t") for option in value.lower().split(b",")}
+
+
 @lru_cache(maxsize=512)  # heads of an engine's answers differ in little but the second of their date
 def parse_head(block: bytes) -> Head:
     """The head of an answer to POST or GET: status line and header lines, without the last line end.
@@ -82,13 +87,13 @@ def parse_head(block: bytes) -> Head:
     for name, value in headers:
         named[name] = named[name] + b", " + value if name in named else value
     framing, length = _framing(version, status, named)
-    options = {option.strip(b" \t") for option in named.get(b"connection", b"").lower().split(b",")}
+    options = connection_options(named.get(b"connection", b""))
     stays_open = b"close" not in options and (version == b"HTTP/1.1" or b"keep-alive" in options)
     keep_alive = stays_open and framing is not Framing.CLOSE
     content_type = named.get(b"content-type", b"").lower()
     events = content_type.startswith(b"text/event-stream")
-    kept_back = _NOT_PASSED_WITH_EVENTS if events else _NOT_PASSED
-    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back | options])
+    kept_back = (_NOT_PASSED_WITH_EVENTS if events else _NOT_PASSED) | options
+    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in kept_back])
     whole_bytes = length if framing is Framing.LENGTH and not events and status >= _FIRST_FINAL else -1
     return Head(status, tuple(headers), framing, length, keep_alive, content_type, events, whole_bytes, passed)
 
