@@ -6,7 +6,8 @@ event loop that it did not know before, and takes over the process's signals.
 
 `kopf.operator()` ends with an exception on some answers of an API server in trouble, and never picks up a kind that
 was absent at its start. So it is supervised: entered when every kind is there, re-entered after an exception, and
-when a kind has come back.
+when a kind has come back. Nor does it always end: where one watch was refused while another tries again, that one waits
+for ever for a login that nobody answers any more. So its first task that ends counts as its end.
 """
 
 from __future__ import annotations
@@ -77,8 +78,13 @@ class Watches:
             # Asked for again when credentials were refused: tokens of pods are renewed in place.
             return asyncio.run_coroutine_threadsafe(self._kube.login(), loop).result(_LOGIN_TIMEOUT_S)
 
-        thread = _Thread(lambda *event: _call(loop, self._deliver, *event), self._namespace, login, kinds)
-        running = loop.create_future()
+        running, ending = loop.create_future(), loop.create_future()
+
+        def deliver(*event: Any) -> None:
+            if not ending.done():  # what a life that does not end tells is older than what the next one knows
+                _call(loop, self._deliver, *event)
+
+        thread = _Thread(deliver, self._namespace, login, kinds, lambda: _call(loop, _done, ending))
 
         def live() -> None:
             thread.run()
@@ -89,9 +95,10 @@ class Watches:
         threading.Thread(target=live, name="kopf", daemon=True).start()
         changed = asyncio.create_task(self._relist.until(lambda serving: serving != kinds))
         try:
-            await asyncio.wait([running, changed], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([running, ending, changed], return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
+            _done(ending)
             thread.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(running), _STOP_TIMEOUT_S)
@@ -117,12 +124,19 @@ class _Thread:
     """kopf with an event loop of its own."""
 
     def __init__(
-        self, deliver: Deliver, namespace: str | None, login: Callable[[], Login], kinds: frozenset[Resource]
+        self,
+        deliver: Deliver,
+        namespace: str | None,
+        login: Callable[[], Login],
+        kinds: frozenset[Resource],
+        tell_ending: Callable[[], None],
     ) -> None:
+        """`tell_ending` is called once a task has ended without which kopf does not go on."""
         self._deliver = deliver
         self._namespace = namespace
         self._login = login
         self._kinds = kinds
+        self._tell_ending = tell_ending
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._stopped = False
@@ -147,13 +161,17 @@ class _Thread:
         if self._stopped:
             return
         scope: dict[str, Any] = {"namespaces": [self._namespace]} if self._namespace else {"clusterwide": True}
-        await kopf.operator(
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=_registry(self._deliver, self._login, self._kinds),
             settings=_settings(self._kinds),
             standalone=True,  # peering would need objects and is no election; see lease.py
             stop_flag=self._stop,
             **scope,
         )
+        for task in tasks:
+            task.add_done_callback(lambda _: self._tell_ending())
+        await kopf.run_tasks(tasks, ignored=others)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
