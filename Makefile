@@ -126,8 +126,8 @@ bench-sim: ## Routing rules on a trace and on generated workloads, simulated (TR
 	@PDPOOL_BENCH= tools/install
 	@$(PY) -m pdpool_sim.bench
 
-.PHONY: bench-sim-real
-bench-sim-real: install ## The simulator's engine beside real vLLM on the CPU, at the same requests (ROUNDS=3, JSON=file)
+.PHONY: validate-sim
+validate-sim: install ## The simulator's engine beside real vLLM on the CPU, at the same requests (ROUNDS=3, JSON=file)
 	@$(PY) -m e2e.bench.engine_model
 
 .PHONY: picture-dashboard

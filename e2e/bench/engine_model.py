@@ -1,11 +1,11 @@
-"""Run by `make bench-sim-real`: the simulator's engine beside real vLLM, at the same requests.
+"""Run by `make validate-sim`: the simulator's engine beside real vLLM, at the same requests.
 
 Boundary: plays requests to one real engine on the CPU and prints both sides; what is measured and fitted, and what is
 played, is `pdpool_sim.measured`'s. First the engine's step times are measured, then both engines get the same arrivals
 at two rates. The engine, its front end and this client share the machine's cores: what else runs there is measured too.
 
-    make bench-sim-real                          # about three minutes, most of the first is the engine's start
-    JSON=out.json ROUNDS=5 make bench-sim-real
+    make validate-sim                          # about three minutes, most of the first is the engine's start
+    JSON=out.json ROUNDS=5 make validate-sim
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import uvloop
@@ -27,6 +27,7 @@ import uvloop
 from e2e.cluster.progress import Progress
 from e2e.engine import model
 from e2e.engine.real import EngineSet, RealEngine
+from pdpool_sim.figure import Figure, as_json
 from pdpool_sim.gaps import Gaps
 from pdpool_sim.measured import Answer, Played, Settings, at_once, conversations, measure
 
@@ -58,9 +59,9 @@ class Compared(NamedTuple):
         return self.simulated_ms / self.real_ms
 
     @property
-    def holds(self) -> bool:
-        """It is close enough."""
-        return abs(self.ratio - 1) <= self.bound
+    def apart(self) -> Figure:
+        """How far the two are apart, as a share of the real one."""
+        return Figure(f"{self.rate:.1f} requests/s: {self.figure}, apart", abs(self.ratio - 1), "", self.bound)
 
 
 class Player:
@@ -156,20 +157,20 @@ def compared(
     return found, cached
 
 
-def told(engine: Measured, rows: Sequence[Compared], cached: Sequence[int]) -> dict[str, Any]:
-    """Everything as JSON."""
+def conditions(engine: Measured, cached: Sequence[int]) -> list[Figure]:
+    """What was measured first, and what else was so."""
     costs = engine.costs
-    return {
-        "step_ms": costs.overhead_s * 1000,
-        "sequence_ms": costs.seconds_per_sequence * 1000,
-        "token_us": costs.seconds_per_token * 1e6,
-        "pair_ns": costs.seconds_per_pair * 1e9,
-        "front_ms": engine.front_s * 1000,
-        "fit_worst": engine.worst,
-        "cached_tokens": {"real": cached[0], "simulated": cached[1]},
-        "load_average": os.getloadavg()[0],
-        "rows": [{**row._asdict(), "ratio": row.ratio, "holds": row.holds} for row in rows],
-    }
+    return [
+        Figure("a step", costs.overhead_s * 1000, "ms"),
+        Figure("a sequence of a step", costs.seconds_per_sequence * 1000, "ms"),
+        Figure("a prompt token", costs.seconds_per_token * 1e6, "us"),
+        Figure("a pair of tokens", costs.seconds_per_pair * 1e9, "ns"),
+        Figure("outside the engine", engine.front_s * 1000, "ms"),
+        Figure("worst error of the fit", engine.worst),
+        Figure("cached tokens, real", cached[0]),
+        Figure("cached tokens, simulated", cached[1]),
+        Figure("load average", os.getloadavg()[0]),
+    ]
 
 
 def table(rows: Sequence[Compared]) -> str:
@@ -177,7 +178,7 @@ def table(rows: Sequence[Compared]) -> str:
     lines = [f"{'requests/s':>10}  {'':9} {'real ms':>9} {'simulated':>9} {'ratio':>6}  bound"]
     lines += [
         f"{row.rate:10.1f}  {row.figure:9} {row.real_ms:9.1f} {row.simulated_ms:9.1f} {row.ratio:6.2f}"
-        f"  ±{row.bound:.0%} {'holds' if row.holds else 'MISSED'}"
+        f"  ±{row.bound:.0%} {'holds' if row.apart.holds else 'MISSED'}"
         for row in rows
     ]
     return "\n".join(lines)
@@ -203,11 +204,17 @@ def main() -> int:
         progress.say(f"{engine}")
         with progress.step(f"{rounds} rounds at two rates"):
             rows, cached = compared(player, engine, rounds, rng, progress)
-    result = told(engine, rows, cached)
     print(table(rows))
-    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1))
+    others = conditions(engine, cached)
+    print("\n".join(f"{each.name}: {each.value:.4g} {each.unit}".rstrip() for each in others))
     if path := os.environ.get("JSON"):
-        Path(path).write_text(json.dumps(result, indent=1), encoding="utf-8")
+        sides = [
+            Figure(f"{row.rate:.1f} requests/s: {row.figure}, {side}", value, "ms")
+            for row in rows
+            for side, value in (("real", row.real_ms), ("simulated", row.simulated_ms))
+        ]
+        written = as_json((*(row.apart for row in rows), *sides, *others))
+        Path(path).write_text(json.dumps(written, indent=1), encoding="utf-8")
     return 0
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +32,7 @@ from pdpool_router.kv.knowledge import Prefixes, prompt_of
 from pdpool_router.records import Decision, Endpoint, LocalPrefill, Request, Snapshot
 from pdpool_router.schedule.policies import POLICIES
 from pdpool_router.state.loads import Loads
+from pdpool_sim.figure import Figure, as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,21 +44,6 @@ HOLDERS = 16
 REST_S = 20.0
 AT_REST = 1000
 _KEYS_A_STORE = 1000
-
-
-class Figure(NamedTuple):
-    """One measured value, and what it should be."""
-
-    name: str
-    value: float
-    unit: str
-    goal: float
-    at_most: bool
-
-    @property
-    def holds(self) -> bool:
-        """The goal is met."""
-        return self.value <= self.goal if self.at_most else self.value >= self.goal
 
 
 def best_s(work: Callable[[], object], times: int, rounds: int = 7) -> float:
@@ -102,7 +88,7 @@ def events(blocks_a_batch: int, batches: int) -> Figure:
         apply(known, holder, kv_events.batch(message))
     took_s = time.process_time() - start
     count = sum(each for each, _ in messages)
-    return Figure(f"block events, {blocks_a_batch} a message", count / took_s / 1e6, "M/s", 0.3, at_most=False)
+    return Figure(f"block events, {blocks_a_batch} a message", count / took_s / 1e6, "M/s", 0.3, at_least=True)
 
 
 def lookup() -> list[Figure]:
@@ -128,8 +114,8 @@ def lookup() -> list[Figure]:
     prompt = keyed()
     known.learn(prompt, chain)  # type: ignore[arg-type]
     return [
-        Figure("keys of a 16 kB prompt", 1e6 * best_s(keyed, 300), "us", 40, at_most=True),
-        Figure("look-up of a 16 kB prompt", 1e6 * best_s(lambda: known.match(prompt), 300), "us", 40, at_most=True),  # type: ignore[arg-type]
+        Figure("keys of a 16 kB prompt", 1e6 * best_s(keyed, 300), "us", 40),
+        Figure("look-up of a 16 kB prompt", 1e6 * best_s(lambda: known.match(prompt), 300), "us", 40),  # type: ignore[arg-type]
     ]
 
 
@@ -145,7 +131,7 @@ def memory(blocks: int) -> Figure:
             known.blocks.store(holder, [key ^ 0xABCDEF for key in keys], keys)
     used = _resident_bytes() - before
     name = f"bytes per endpoint and block, {known.blocks.size / 1e6:g} M blocks"
-    return Figure(name, used / known.blocks.size, "B", 150, at_most=True)
+    return Figure(name, used / known.blocks.size, "B", 150)
 
 
 def decide(count: int, goal_us: float) -> Figure:
@@ -199,7 +185,7 @@ def decide(count: int, goal_us: float) -> Figure:
 
     assert isinstance(one_choice(), Decision)
     took = best_s(one_choice, max(3, 20_000 // count))
-    return Figure(f"choice among {count}", 1e6 * took, "us", goal_us, at_most=True)
+    return Figure(f"choice among {count}", 1e6 * took, "us", goal_us)
 
 
 def at_rest(seconds: float) -> Figure:
@@ -234,7 +220,7 @@ def at_rest(seconds: float) -> Figure:
                 start, begun = tree_ns(child.pid), time.monotonic()
                 time.sleep(seconds)
                 share = (tree_ns(child.pid) - start) / 1e9 / (time.monotonic() - begun)
-    return Figure(f"router at rest, {AT_REST} endpoints", 100 * share, "% of a core", 5, at_most=True)
+    return Figure(f"router at rest, {AT_REST} endpoints", 100 * share, "% of a core", 5)
 
 
 def _resident_bytes() -> int:
@@ -255,13 +241,10 @@ def main() -> int:
     ]
     print(f"Python {sys.version.split()[0]}, load average {os.getloadavg()[0]:.1f}")
     for one in figures:
-        bound = f"{'<=' if one.at_most else '>='} {one.goal:g}"
+        bound = "" if one.goal is None else f"{'>=' if one.at_least else '<='} {one.goal:g}"
         print(f"{one.name:48} {one.value:10.2f} {one.unit:12} {bound:10} {'holds' if one.holds else 'MISSED'}")
     if os.environ.get("JSON"):
-        told = {
-            one.name: {"value": one.value, "unit": one.unit, "goal": one.goal, "holds": one.holds} for one in figures
-        }
-        Path(os.environ["JSON"]).write_text(json.dumps(told, indent=1))
+        Path(os.environ["JSON"]).write_text(json.dumps(as_json(figures), indent=1))
     return 0
 
 

@@ -10,6 +10,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from pdpool_sim.figure import Figure
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -136,21 +138,16 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def as_json(
+def figures(
     rows: Sequence[Row], found: Sequence[Verdict], conditions: Mapping[str, tuple[float, str]]
-) -> dict[str, dict[str, object]]:
-    """Every figure by name: `{value, unit, goal, holds}`, where goal and holds are null for what has no goal."""
-    figures = {
-        one.goal.name: _figure(one.value, "ratio" if one.goal.is_ratio else "", one.goal.limit, holds=one.holds)
-        for one in found
-    }
+) -> Iterator[Figure]:
+    """Every verdict, every median and what else was so."""
+    for one in found:
+        yield Figure(one.goal.name, one.value, "ratio" if one.goal.is_ratio else "", one.goal.limit)
     for row in rows:
         for contestant in row.samples:
             median = row.median(contestant)
             if median is not None:
-                figures[f"{row.name}_{contestant.replace('-', '_')}"] = _figure(median, row.unit)
-    return figures | {name: _figure(value, unit) for name, (value, unit) in conditions.items()}
-
-
-def _figure(value: float, unit: str, goal: float | None = None, *, holds: bool | None = None) -> dict[str, object]:
-    return {"value": round(value, 4), "unit": unit, "goal": goal, "holds": holds}
+                yield Figure(f"{row.name}_{contestant.replace('-', '_')}", median, row.unit)
+    for name, (value, unit) in conditions.items():
+        yield Figure(name, value, unit)

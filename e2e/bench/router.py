@@ -31,10 +31,11 @@ from e2e.bench.load import LoadError
 from e2e.bench.measures import Bench, Measure, closed_loop, crowd, latency, per_chunk, per_request
 from e2e.bench.peers import PEERS, SGLANG_ROUTER, SMG, VLLM_ROUTER, PeerError
 from e2e.bench.processes import ProcessError
-from e2e.bench.report import OURS, OURS_ALL_ON, Row, as_json, judged, table, verdicts
+from e2e.bench.report import OURS, OURS_ALL_ON, Row, figures, judged, table, verdicts
 from e2e.bench.workloads import LATENCY, W1, W2, W4, long_streams
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import Progress
+from pdpool_sim.figure import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
@@ -227,7 +228,7 @@ def _run(plan: Plan, json_file: Path | None, plot_file: Path | None) -> bool:
     print(table(rows, titles(contestants)), judged(found), sep="\n\n")
     print(_said({name: value for name, (value, _) in conditions.items()}, ours.described(program), run.notes))
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(rows, found, conditions), indent=2) + "\n")
+        json_file.write_text(json.dumps(as_json(figures(rows, found, conditions)), indent=2) + "\n")
     if plot_file is not None:
         plot.draw(rows, titles(contestants), plot_file)
     return not run.ours_failed

@@ -20,10 +20,11 @@ from e2e.bench.contest import Engine as ContestEngine
 from e2e.bench.contest import our_command
 from e2e.bench.load import Client, LoadError
 from e2e.bench.peers import PEERS, Place
-from e2e.bench.report import Row, as_json, judged, table, verdicts
+from e2e.bench.report import Row, figures, judged, table, verdicts
 from e2e.bench.responder import Connection, Engine, Handoffs
 from e2e.bench.workloads import CROWD, W1, W2, W4, long_streams, seed, serial, serial_and_gap_ms
 from pdpool_router.config import settings
+from pdpool_sim.figure import as_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -222,11 +223,11 @@ def test_goal_that_is_no_ratio_needs_no_peer() -> None:
 def test_figures_without_a_goal_have_no_verdict() -> None:
     """Every median is reported by name, with neither goal nor verdict; a goal has both."""
     rows = [row("w1", ours=[1], ours_all_on=[3], peer=[2])]
-    figures = as_json(rows, list(verdicts(rows, ["peer"])), {"rounds": (1, "rounds")})
-    assert figures["w1_peer"] == {"value": 2, "unit": "u", "goal": None, "holds": None}
-    assert figures["w1_ours_ratio"] == {"value": 0.5, "unit": "ratio", "goal": 0.52, "holds": True}
-    assert figures["w1_ours_all_on_ratio"] == {"value": 1.5, "unit": "ratio", "goal": 0.6, "holds": False}
-    assert figures["rounds"] == {"value": 1, "unit": "rounds", "goal": None, "holds": None}
+    told = as_json(figures(rows, list(verdicts(rows, ["peer"])), {"rounds": (1, "rounds")}))
+    assert told["w1_peer"] == {"value": 2, "unit": "u", "goal": None, "holds": None}
+    assert told["w1_ours_ratio"] == {"value": 0.5, "unit": "ratio", "goal": 0.52, "holds": True}
+    assert told["w1_ours_all_on_ratio"] == {"value": 1.5, "unit": "ratio", "goal": 0.6, "holds": False}
+    assert told["rounds"] == {"value": 1, "unit": "rounds", "goal": None, "holds": None}
 
 
 def test_table_has_a_column_for_each_and_tells_what_is_not_measured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.bench.operator import __main__ as bench
+from pdpool_sim.figure import as_json
 
 GOOD = {"start_s": 1.0, "steady_writes": 0.0, "steady_cpu_share": 0.01, "rss_mb": 90.0, "edit_p99_ms": 400.0}
 
@@ -12,8 +13,9 @@ GOOD = {"start_s": 1.0, "steady_writes": 0.0, "steady_cpu_share": 0.01, "rss_mb"
 def test_goals_are_judged_at_the_largest_size() -> None:
     """Few pools may cost what they like; with all of them each figure with a goal says whether it holds."""
     bad = {**GOOD, "steady_writes": 1.0, "rss_mb": 301.0}
-    found = bench.as_json((50, 500), (bad, {**bad, "steady_cpu_share": 0.2}))
-    assert found["steady_writes_50"] == {"value": 1.0, "goal": None, "holds": None}
+    found = as_json(bench.judged((50, 500), (bad, {**bad, "steady_cpu_share": 0.2})))
+    assert found["steady_writes_50"] == {"value": 1.0, "unit": "", "goal": None, "holds": None}
+    assert found["edit_p99_ms_50"]["unit"] == "ms"
     judged = {name: each["holds"] for name, each in found.items() if name.endswith("_500")}
     assert judged == {
         "start_s_500": None,

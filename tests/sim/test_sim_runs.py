@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from pdpool_sim import report
 from pdpool_sim.cli import simulate as command
 from pdpool_sim.contestants import CONTESTANTS
+from pdpool_sim.figure import Figure, as_json
 from pdpool_sim.gaps import Gaps
 from pdpool_sim.generators import GENERATORS
 from pdpool_sim.generators.text import Blocks
@@ -186,6 +188,26 @@ def test_goals_compare_with_the_best_rival() -> None:
         "goodput / best rival": (1.053, False),
         "goodput / least-loaded": (1.25, True),
     }
+
+
+@pytest.mark.parametrize(
+    ("figure", "holds"),
+    [
+        (Figure("at the bound", 1.0, goal=1.0), True),
+        (Figure("above", 1.1, goal=1.0), False),
+        (Figure("at least", 1.1, goal=1.0, at_least=True), True),
+        (Figure("too little", 0.9, goal=1.0, at_least=True), False),
+        (Figure("no goal", 0.9), None),
+        (Figure("not measured", math.nan, goal=1.0), None),
+    ],
+    ids=lambda each: each.name if isinstance(each, Figure) else "",
+)
+def test_every_figure_has_one_form_for_machines(figure: Figure, holds: bool | None) -> None:  # noqa: FBT001 - a column
+    """`{name: {value, unit, goal, holds}}`, valid JSON where nothing was measured too: that neither holds nor fails."""
+    told = as_json([figure])[figure.name]
+    assert told["holds"] is holds
+    assert list(told) == ["value", "unit", "goal", "holds"]
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
 def test_the_command_prints_a_table_and_json() -> None:

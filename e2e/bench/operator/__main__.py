@@ -26,6 +26,7 @@ from e2e.cluster import binaries
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.scenarios.api import ApiError
+from pdpool_sim.figure import Figure, as_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ GOALS: Final = {
     "tick_cpu_share": 0.20,
 }
 """At most so much, with all pools; figures that are not named have no goal."""
+_UNITS: Final = {"_per_minute": "1/min", "_ms": "ms", "_mb": "MB", "_s": "s"}
 _APART: Final = 100_000
 _EDIT_EVERY_S: Final = 0.3
 
@@ -151,15 +153,18 @@ def table(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def as_json(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> dict[str, dict[str, object]]:
-    """Every figure by name and number of pools: `{value, goal, holds}`, null where it has no goal."""
-    found: dict[str, dict[str, object]] = {}
-    for size, each in zip(sizes, figures, strict=True):
-        for name, value in each.items():
-            goal = GOALS.get(name) if size == sizes[-1] else None
-            holds = None if goal is None else value <= goal
-            found[f"{name}_{size}"] = {"value": round(value, 4), "goal": goal, "holds": holds}
-    return found
+def judged(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> list[Figure]:
+    """Every figure by name and number of pools; the largest number is held to the goals."""
+    return [
+        Figure(f"{name}_{size}", value, _unit(name), GOALS.get(name) if size == sizes[-1] else None)
+        for size, each in zip(sizes, figures, strict=True)
+        for name, value in each.items()
+    ]
+
+
+def _unit(name: str) -> str:
+    """By its name's ending; counts and shares have none."""
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 
 
 def _run(plan: Plan, json_file: Path | None) -> None:
@@ -181,7 +186,7 @@ def _run(plan: Plan, json_file: Path | None) -> None:
         f" {platform.release()}, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(plan.sizes, figures), indent=2) + "\n")
+        json_file.write_text(json.dumps(as_json(judged(plan.sizes, figures)), indent=2) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

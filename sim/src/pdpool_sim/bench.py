@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final, cast
 from pdpool_sim import plot
 from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OURS, OWN
 from pdpool_sim.experiment import Scene, Task, figures_at, limit, run_all
-from pdpool_sim.report import Row, as_json, goal_lines, goals, table
+from pdpool_sim.figure import Figure, as_json
+from pdpool_sim.report import Row, figures, goal_lines, goals, table
 from pdpool_sim.run import Slo
 
 if TYPE_CHECKING:
@@ -76,21 +77,23 @@ def main() -> int:
     rows = _rows(scenes, saturations)
     told = goals(rows, ours=OURS, least_loaded=LEAST_LOADED, on_trace=frozenset({Path(trace).stem}))
     _say(table(rows) + "\n\n" + goal_lines(told))
-    conditions: dict[str, object] = {
-        "trace": Path(trace).stem,
-        "requests": len(on_trace.loaded().calls),
-        "saturation": {
-            f"{_title(scene)}, {cache}": scale for (scene, cache, _), scale in zip(scenes, saturations, strict=True)
-        },
-    }
-    conditions["TTFT p99 without waiting, s"] = {
-        f"{_title(scene)}, {cache}": round(scene.lone_ttft_p99_s(), 3) for scene, cache, _ in scenes
-    }
-    if chosen.limits:
-        conditions["limits"] = _limits(scenes[:2])
-    _say(f"\n{json.dumps(conditions, indent=1)}\n{time.monotonic() - began:.0f} s")
+    conditions = [
+        Figure("requests of the trace", len(on_trace.loaded().calls)),
+        *(
+            Figure(f"{_title(scene)}, {cache}: scale of arrivals at saturation", scale)
+            for (scene, cache, _), scale in zip(scenes, saturations, strict=True)
+        ),
+        *(
+            Figure(f"{_title(scene)}, {cache}: TTFT p99 without waiting", scene.lone_ttft_p99_s(), "s")
+            for scene, cache, _ in scenes
+        ),
+        *(_limits(scenes[:2]) if chosen.limits else []),
+    ]
+    _say("\n" + "\n".join(f"{each.name}: {each.value:.4g} {each.unit}".rstrip() for each in conditions))
+    _say(f"{time.monotonic() - began:.0f} s")
     if path := os.environ.get("JSON"):
-        Path(path).write_text(json.dumps(as_json(rows, told, conditions), indent=1), encoding="utf-8")
+        written = as_json((*told, *conditions, *figures(rows)))
+        Path(path).write_text(json.dumps(written, indent=1), encoding="utf-8")
     if path := os.environ.get("PLOT"):
         plot.draw([row for row in rows if row.workload == Path(trace).stem], Path(path))
     return 0
@@ -114,15 +117,18 @@ def _rows(scenes: Sequence[tuple[Scene, str, Sequence[float]]], saturations: Seq
     ]
 
 
-def _limits(scenes: Sequence[tuple[Scene, str, Sequence[float]]]) -> dict[str, dict[str, float]]:
-    """Requests a second that each rule keeps inside the SLO, by cache and rule."""
+def _limits(scenes: Sequence[tuple[Scene, str, Sequence[float]]]) -> list[Figure]:
+    """Requests a second that each rule keeps inside the SLO."""
     wanted = [(scene, cache, rule) for scene, cache, _ in scenes for rule in CONTESTANTS]
     found = cast("list[float]", run_all([Task(limit, (scene, rule)) for scene, _, rule in wanted]))
-    told: dict[str, dict[str, float]] = {}
-    for (scene, cache, rule), scale in zip(wanted, found, strict=True):
-        workload = scene.loaded()
-        told.setdefault(cache, {})[rule] = round(scale * len(workload.calls) / workload.span_s, 2)
-    return told
+    return [
+        Figure(
+            f"{_title(scene)}, {cache}: limit of {rule}",
+            scale * len(scene.loaded().calls) / scene.loaded().span_s,
+            "requests/s",
+        )
+        for (scene, cache, rule), scale in zip(wanted, found, strict=True)
+    ]
 
 
 def _title(scene: Scene) -> str:

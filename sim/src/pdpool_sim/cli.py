@@ -62,7 +62,7 @@ def simulate(**options: Any) -> None:
         rows = _rows(scene, list(options["rules"]) or list(CONTESTANTS), options["load"], options["scale"])
     except (TraceError, ValueError) as fault:
         raise click.ClickException(str(fault)) from fault
-    click.echo(json.dumps(as_json(rows, [], {}), indent=1) if options["output"] == "json" else table(rows))
+    click.echo(json.dumps({"rows": as_json(rows)}, indent=1) if options["output"] == "json" else table(rows))
 
 
 def _rows(scene: Scene, rules: list[str], load: float, scale: float | None) -> list[Row]:

@@ -9,8 +9,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pdpool_sim.figure import Figure
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pdpool_sim.run import Figures
 
@@ -27,21 +29,6 @@ class Row:
     ours: bool
     figures: Figures
     oracle_hit_rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A goal and what came of it."""
-
-    name: str
-    value: float
-    bound: float
-    at_least: bool
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is met."""
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
 TTFT_BOUNDS: Final = {0.95: 0.8, 0.8: 0.9, 0.6: 1.02}
@@ -95,7 +82,19 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def goals(rows: Sequence[Row], *, ours: str, least_loaded: str, on_trace: frozenset[str]) -> list[Goal]:
+_UNITS: Final = {
+    "hit_rate": "",
+    "work_spread": "",
+    "ttft_p50_s": "s",
+    "ttft_p99_s": "s",
+    "itl_p99_s": "s",
+    "attainment": "",
+    "goodput_rps": "1/s",
+    "local_share": "",
+}
+
+
+def goals(rows: Sequence[Row], *, ours: str, least_loaded: str, on_trace: frozenset[str]) -> list[Figure]:
     """Every goal that these rows can judge.
 
     Args:
@@ -104,7 +103,7 @@ def goals(rows: Sequence[Row], *, ours: str, least_loaded: str, on_trace: frozen
         least_loaded: name of the rule that it must never fall below.
         on_trace: names of the workloads that count as the trace.
     """
-    found: list[Goal] = []
+    found: list[Figure] = []
     for key in dict.fromkeys((row.workload, row.cache, row.load) for row in rows):
         group = [row for row in rows if (row.workload, row.cache, row.load) == key]
         mine = next((row for row in group if row.rule == ours), None)
@@ -115,10 +114,10 @@ def goals(rows: Sequence[Row], *, ours: str, least_loaded: str, on_trace: frozen
         found += _of_trace(where, mine, rivals) if key[0] in on_trace else _of_generated(where, mine)
         base = [row for row in group if row.rule == least_loaded]
         found += [
-            Goal(
+            Figure(
                 f"{where}: goodput / least-loaded",
                 _ratio(mine.figures.goodput_rps, row.figures.goodput_rps),
-                1,
+                goal=1,
                 at_least=True,
             )
             for row in base
@@ -126,64 +125,68 @@ def goals(rows: Sequence[Row], *, ours: str, least_loaded: str, on_trace: frozen
     return found
 
 
-def _of_trace(where: str, mine: Row, rivals: Sequence[Row]) -> list[Goal]:
+def _of_trace(where: str, mine: Row, rivals: Sequence[Row]) -> list[Figure]:
     seen = mine.figures
     best_ttft = min(row.figures.ttft_p99_s for row in rivals)
     best_goodput = max(row.figures.goodput_rps for row in rivals)
     found = [
-        Goal(f"{where}: hit rate / oracle", _ratio(seen.hit_rate, mine.oracle_hit_rate), HIT_BOUND, at_least=True),
-        Goal(f"{where}: max/mean work", seen.work_spread, SPREAD_BOUND, at_least=False),
+        Figure(
+            f"{where}: hit rate / oracle", _ratio(seen.hit_rate, mine.oracle_hit_rate), goal=HIT_BOUND, at_least=True
+        ),
+        Figure(f"{where}: max/mean work", seen.work_spread, goal=SPREAD_BOUND),
     ]
     if mine.load in TTFT_BOUNDS:
         found += [
-            Goal(
-                f"{where}: TTFT p99 / best rival", seen.ttft_p99_s / best_ttft, TTFT_BOUNDS[mine.load], at_least=False
-            ),
-            Goal(
+            Figure(f"{where}: TTFT p99 / best rival", seen.ttft_p99_s / best_ttft, goal=TTFT_BOUNDS[mine.load]),
+            Figure(
                 f"{where}: goodput / best rival",
                 _ratio(seen.goodput_rps, best_goodput),
-                GOODPUT_BOUNDS[mine.load],
+                goal=GOODPUT_BOUNDS[mine.load],
                 at_least=True,
             ),
         ]
     return found
 
 
-def _of_generated(where: str, mine: Row) -> list[Goal]:
+def _of_generated(where: str, mine: Row) -> list[Figure]:
     if mine.workload not in HIT_GENERATED:
         return []
     seen = mine.figures
     return [
-        Goal(
+        Figure(
             f"{where}: hit rate / oracle",
             _ratio(seen.hit_rate, mine.oracle_hit_rate),
-            GENERATED_HIT_BOUND,
+            goal=GENERATED_HIT_BOUND,
             at_least=True,
         ),
-        Goal(f"{where}: max/mean work", seen.work_spread, SPREAD_BOUND, at_least=False),
+        Figure(f"{where}: max/mean work", seen.work_spread, goal=SPREAD_BOUND),
     ]
 
 
-def goal_lines(found: Iterable[Goal]) -> str:
+def goal_lines(found: Iterable[Figure]) -> str:
     """The goals as text, those that are missed marked."""
     return "\n".join(map(_goal_line, found))
 
 
-def _goal_line(goal: Goal) -> str:
-    bound = f"{'at least' if goal.at_least else 'at most'} {goal.bound}"
+def _goal_line(goal: Figure) -> str:
+    bound = f"{'at least' if goal.at_least else 'at most'} {goal.goal}"
     return f"{'yes' if goal.holds else 'NO':3}  {goal.name}: {goal.value:.3f} ({bound})"
 
 
-def as_json(rows: Iterable[Row], found: Iterable[Goal], conditions: dict[str, Any]) -> dict[str, Any]:
-    """Everything, for machines."""
-    return {
-        "conditions": conditions,
-        "rows": [
-            {name: value for name, value in asdict(row).items() if name != "figures"} | _finite(asdict(row.figures))
-            for row in rows
-        ],
-        "goals": [asdict(goal) | {"holds": goal.holds} for goal in found],
-    }
+def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The rows, for machines."""
+    return [
+        {name: value for name, value in asdict(row).items() if name != "figures"} | _finite(asdict(row.figures))
+        for row in rows
+    ]
+
+
+def figures(rows: Iterable[Row]) -> Iterator[Figure]:
+    """What each rule came to, value by value."""
+    for row in rows:
+        for name, unit in _UNITS.items():
+            value = float(getattr(row.figures, name))
+            yield Figure(f"{row.workload}, {row.cache}, {row.load:.0%}: {name} of {row.rule}", value, unit)
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:
