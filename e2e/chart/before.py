@@ -21,19 +21,19 @@ ADDED: Final = "maxGpus"
 """An optional field that the release before lacks."""
 REMOVED: Final = "formerly"
 """An optional field that it has, and that is gone since."""
+NEEDED: Final = frozenset({"prefill"})
+"""Of a spec, besides what its schema requires: a rule does."""
 
 
-def release_before(folder: Path) -> Path:
-    """Its chart, made in a folder."""
+def release_before(folder: Path, *, bare: bool = False) -> Path:
+    """Its chart, made in a folder. `bare`: pools have only what they need, so that this release adds the rest."""
     chart = folder / "pdpool"
     shutil.copytree(CHART, chart)
     file = chart / "files" / f"{CRD_NAME}.yaml"
     (crd,) = documents(file.read_text())
-    spec: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    properties: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    spec = properties["spec"] = _bare(properties["spec"], NEEDED) if bare else _without(properties["spec"], ADDED)
     spec["properties"][REMOVED] = {"type": "string"}
-    del spec["properties"][ADDED]
-    rules = spec.get("x-kubernetes-validations", [])
-    spec["x-kubernetes-validations"] = [each for each in rules if ADDED not in each["rule"]]
     file.write_text(yaml.safe_dump(crd))
     about = chart / "Chart.yaml"
     told = yaml.safe_load(about.read_text())
@@ -45,3 +45,18 @@ def release_before(folder: Path) -> Path:
         defaults[image]["tag"] = told["appVersion"]
     values.write_text(yaml.safe_dump(defaults))
     return chart
+
+
+def _without(schema: dict[str, Any], field: str) -> dict[str, Any]:
+    properties = {name: each for name, each in schema["properties"].items() if name != field}
+    rules = [each for each in schema.get("x-kubernetes-validations", ()) if field not in each["rule"]]
+    return {**schema, "properties": properties, "x-kubernetes-validations": rules}
+
+
+def _bare(schema: dict[str, Any], needed: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Without rules and defaults too, which speak of fields that are gone."""
+    kept = needed | set(schema.get("required", ()))
+    properties = {name: _bare(each) for name, each in schema.get("properties", {}).items() if name in kept}
+    gone = ("default", "properties", "x-kubernetes-validations")
+    rest = {key: value for key, value in schema.items() if key not in gone}
+    return {**rest, "properties": properties} if properties else rest

@@ -5,15 +5,16 @@ Boundary: pure text from what was measured.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from e2e.scenarios.engine_metrics import EXTERNAL, LOCAL_CACHE, LOCAL_COMPUTE, PROMPT_TOKENS, PULLED_BYTES, Reading
-from pdpool_api.names import Role
+from pdpool_api.names import Role, child_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from e2e.demo.talk import Answered
     from e2e.scenarios.pools import PodView, Pool
@@ -88,21 +89,24 @@ def _times(measured: Measured) -> list[str]:
 
 
 def next_steps(kubectl: str, kubeconfig: Path, pool: Pool, *, url: str, model: str) -> str:
-    """Commands to paste."""
+    """Commands to paste, each with what it shows."""
     at = f"-n {pool.namespace}"
     message = '"messages": [{"role": "user", "content": "hello"}]'
     body = f'{{"model": "{model}", {message}, "max_tokens": 16, "stream": true}}'
     change = '{"spec": {"decode": {"replicas": 2}}}'
-    return "\n".join(
-        [
-            "Try next",
-            f"  export KUBECONFIG={kubeconfig}",
-            *([f"  alias kubectl={kubectl}"] if kubectl != "kubectl" else []),
-            f"  kubectl get pdp {at}; kubectl get pods {at} -l {pool.labels}; kubectl explain pdp.spec.decode",
-            f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\",
-            f"    -d '{body}'",
-            f"  kubectl patch pdp {pool.name} {at} --type=merge -p '{change}'",
-            f"  kubectl get pdp {pool.name} {at} --watch",
-            "  make demo-down",
-        ]
-    )
+    programs = ":".join(dict.fromkeys(str(Path(each).parent) for each in (kubectl, sys.executable)))
+    said = [
+        (f"export KUBECONFIG={kubeconfig} PATH={programs}:$PATH", "this cluster; kubectl and pdpool"),
+        (f"kubectl get pdp {at}; kubectl get pods {at} -l {pool.labels}", "the pool, and what it became"),
+        (f"pdpool status {pool.name} {at}", "the same in words"),
+        ("kubectl explain pdp.spec.decode", "every field"),
+        (f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'", "a stream"),
+        (f"kubectl patch pdp {pool.name} {at} --type=merge -p '{change}'", "a second decode replica"),
+        (f"kubectl get pdp {pool.name} {at} --watch", "until DECODE is 2/2; Ctrl-C ends it"),
+        (
+            f"kubectl port-forward {at} deployment/{child_name(pool.name, Role.ROUTER)} 9090:9090",
+            "a page: http://127.0.0.1:9090/",
+        ),
+        ("make demo-down", "removes what the demo made"),
+    ]
+    return "\n".join(["Try next", *(f"  {command}   # {what}" for command, what in said)])

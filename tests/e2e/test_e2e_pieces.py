@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
+import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,9 +20,6 @@ from e2e.engine import install
 from e2e.scenarios import engine_metrics, host_links, legs, pools, product, standin_pool, traffic
 from e2e.scenarios.startup import EngineStart, StartupWatch
 from pdpool_api.pool import InferencePool
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STARTED_AT = "2026-01-01T00:00:00+00:00"
 METRICS = """\
@@ -191,6 +189,19 @@ def test_an_account_tells_who_sent_how_much_to_whom() -> None:
     assert "131,072 bytes moved by NIXL from pre (10.0.0.1) to dec (10.0.0.2)" in told
     assert "time to first token (TTFT): 250 ms, then 250 ms" in told
     assert "3.2 s" in told
+
+
+def test_what_to_try_next_can_be_pasted() -> None:
+    """Every line is a command, and behind it what it shows; the first one names the folders of the others' programs."""
+    pool = pools.Pool(api=None, name="tiny", namespace="default")  # type: ignore[arg-type]  # asked for its names only
+    text = account.next_steps("/cache/bin/kubectl", Path("/k"), pool, url="http://10.96.0.1", model="tiny")
+    title, *lines = text.replace("\\\n", "").splitlines()
+    assert title == "Try next"
+    assert all(command.strip() and shown.strip() for command, shown in (line.split("   # ") for line in lines))
+    first, *commands = (line.split()[0] for line in lines)
+    assert first == "export"
+    assert set(commands) == {"kubectl", "pdpool", "curl", "make"}
+    assert f"PATH=/cache/bin:{Path(sys.executable).parent}:$PATH" in lines[0]
 
 
 def test_the_demos_own_kubeconfig_is_not_somebody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

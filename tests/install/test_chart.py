@@ -17,7 +17,7 @@ from e2e.cluster.progress import ClusterError
 from pdpool_operator import install, settings
 from pdpool_operator.build import network_policies
 from pdpool_operator.records import CHILD_RESOURCES, POOLS, WATCHED
-from tests.install.matrix import DIGEST, REFUSED, ROWS
+from tests.install.matrix import DIGEST, POD, REFUSED, ROWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,6 +111,16 @@ def test_pods_meet_the_restricted_standard(row: str, program: str) -> None:
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_several_replicas_are_spread_over_nodes_unless_told_otherwise() -> None:
+    """Softly, so that one node can hold all of them; what somebody gives stands instead."""
+    (spread,) = operator_pod(rendered("available"))["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    (deployment,) = of_kind(rendered("available"), "Deployment")
+    assert spread["labelSelector"] == deployment["spec"]["selector"]
+    assert "topologySpreadConstraints" not in operator_pod(rendered("defaults"))
+    assert operator_pod(rendered("everything"))["topologySpreadConstraints"] == POD["topologySpreadConstraints"]
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
-from e2e.chart import CHART, NAMESPACE, OPERATOR, Helm, documents, render
+from e2e.chart import CHART, HELM3, HELM4, NAMESPACE, OPERATOR, Helm, documents, render
+from e2e.chart.before import release_before
 from e2e.cluster.progress import ClusterError
 from pdpool_api import names
 from tests.install.matrix import ROWS
-from tests.operator.harness import Api, Operator, condition, pool
+from tests.operator.harness import Api, Json, Operator, condition, eventually, pool
 from tests.operator.site import settled
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from e2e.cluster import Cluster
 
 pytestmark = [pytest.mark.api, pytest.mark.xdist_group("install")]
+
+CRD_FILE = f"files/{names.CRD_NAME}.yaml"
+SAMPLE = CHART.parents[1] / "manifests" / "samples" / "llama-70b.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +105,60 @@ def test_a_second_release_serves_its_own_namespace_and_leaves_the_first_alone(
     plane.kubectl("--namespace", NAMESPACE, "get", "deployment", OPERATOR)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("clean")
+def test_helm_4_upgrades_and_rolls_back_what_either_helm_installed(plane: Cluster, api: Api, tmp_path: Path) -> None:
+    """Each field that a release brings, or lacks, comes and goes with it, and a pool stays through all of it (Q17).
+
+    What helm 3 has installed, and what helm 4 has itself, which applies in another way: server-side.
+    """
+    earlier = release_before(tmp_path, bare=True)
+    old, new = (Helm(plane.kubeconfig, NAMESPACE, program=program) for program in (HELM3, HELM4))
+    old.install(chart=earlier)
+    plane.wait_established(names.CRD_NAME)
+    wanted = yaml.safe_load(SAMPLE.read_text())
+    uid = api.create("inferencepools", "team-a", wanted)["metadata"]["uid"]
+
+    def knows(chart: Path) -> None:
+        stored = plane.objects("crd", names.CRD_NAME)["spec"]["versions"]
+        (told,) = documents((chart / CRD_FILE).read_text())
+        assert [each["schema"] for each in stored] == [each["schema"] for each in told["spec"]["versions"]]
+
+    knows(earlier)
+    new.install()
+    knows(CHART)
+    assert names.CRD_NAME in new.uninstall(), "helm says what it kept"
+    new.install(chart=earlier)
+    knows(earlier)
+    new.install()
+    knows(CHART)
+    new.rollback()
+    knows(earlier)
+    new.rollback()
+    knows(CHART)
+    found = eventually(lambda: _whole(api, wanted))
+    assert found["metadata"]["uid"] == uid
+    api.delete("inferencepools", "team-a", wanted["metadata"]["name"])
+
+
+def _whole(api: Api, wanted: Json) -> Json:
+    """The pool as it is stored, with every field that is wanted: servers take up a new definition in a moment."""
+    stored = api.merge("inferencepools", "team-a", wanted["metadata"]["name"], {"spec": wanted["spec"]})
+    assert _holds(stored["spec"], wanted["spec"])
+    return stored
+
+
+def _holds(stored: Any, wanted: Any) -> bool:
+    """Whether everything wanted is there; defaults may stand beside it."""
+    if isinstance(wanted, dict):
+        return all(key in stored and _holds(stored[key], each) for key, each in wanted.items())
+    return bool(stored == wanted)
+
+
 @pytest.mark.usefixtures("clean")
 def test_helm_takes_over_a_plain_installation_when_told_to(plane: Cluster) -> None:
     """After `kubectl apply` of the CRD helm refuses, naming it, until `--take-ownership`."""
-    plane.kubectl("apply", "--filename", str(CHART / "files" / f"{names.CRD_NAME}.yaml"))
+    plane.kubectl("apply", "--filename", str(CHART / CRD_FILE))
     plane.wait_established(names.CRD_NAME)
     release = Helm(plane.kubeconfig, NAMESPACE)
     with pytest.raises(ClusterError, match=names.CRD_NAME):

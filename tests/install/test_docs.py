@@ -18,8 +18,12 @@ from e2e.cluster.commands import run
 from e2e.cluster.progress import Progress
 from e2e.docs.pages import ROUTER_SCHEMA, pages
 from e2e.docs.reference import UndescribedError, fields
+from pdpool_api.conditions import Reason
 from pdpool_api.metrics import CATALOGUE
+from pdpool_api.names import ROUTER_METRICS_PREFIX
 from pdpool_api.pool import InferencePoolSpec
+from pdpool_api.router_config import from_mapping
+from pdpool_router.edge import errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +76,41 @@ def test_defaults_and_bounds_of_the_router_stand_in_its_reference() -> None:
     found = {each.path: each for each in fields(schema, schema["$defs"])}
     assert "default `1024`" in found["limits.maxQueued"].rules
     assert found["tenants[].weight"].about
+
+
+def _table(page: str, heading: str) -> str:
+    sections = re.split(r"^## ", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    (text,) = [each for each in sections if each.startswith(f"{heading}\n")]
+    return text
+
+
+def test_the_page_of_the_router_names_every_error_and_every_metric() -> None:
+    """Whoever meets a code, or a series, finds it."""
+    told = set(re.findall(r"`([a-z_]+)`", _table("router.md", "Errors")))
+    assert {shape.code for _, shape in errors._TABLE if shape.code} <= told
+    named = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", _table("router.md", "Metrics")))
+    ours = {name.removeprefix(ROUTER_METRICS_PREFIX) for name in CATALOGUE if name.startswith(ROUTER_METRICS_PREFIX)}
+    assert ours - named == set()
+
+
+def test_the_defaults_on_the_page_of_the_router_are_those_of_its_file() -> None:
+    """The block names every field of these sections, with the value that it has when nobody names it."""
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", _table("router.md", "Configuration file"), re.MULTILINE | re.DOTALL)
+    written = yaml.safe_load(block)
+    whole = from_mapping({key: written[key] for key in ("model", "endpoints")})
+    for section in ("routing", "limits", "auth", "tls", "speeds"):
+        assert written[section] == getattr(whole, section).model_dump(mode="json", by_alias=True), section
+
+
+FINE = {"Available", "ScaledToZero", "Complete", "Valid", "Scaling", "Transferring", "NoTraffic", "RoutingInformed"}
+FINE |= {"NothingToNote"}
+"""Reasons of a pool that lacks nothing."""
+
+
+def test_the_page_of_operations_says_what_to_do_about_each_reason() -> None:
+    """Who is on call looks up what `kubectl get pdp` shows."""
+    told = set(re.findall(r"`([A-Z]\w+)`", _table("operations.md", "What to do when")))
+    assert {reason.value for reason in Reason} - FINE - told == set()
 
 
 LOGGED = re.compile(r"(\b_log|get_logger\(.*\))\.(debug|info|warning|error|exception)\b|self\.(_feed\.)?_?warn$")
