@@ -20,6 +20,8 @@ def spelled(draw: st.DrawFn) -> tuple[str, str, list[str]]:
     written = flag
     if flag in OF_SHORT and draw(st.booleans()):
         written = OF_SHORT[flag]
+        if len(written) == 2 and draw(st.booleans()):
+            return flag, value, [f"{written}{value}"]
     else:
         length = draw(st.integers(4, len(flag)))
         if [each for each in flags.KNOWN if each.startswith(flag[:length])] == [flag]:
@@ -32,7 +34,7 @@ def spelled(draw: st.DrawFn) -> tuple[str, str, list[str]]:
 
 @given(spelled())
 def test_every_spelling_is_the_same_flag(case: tuple[str, str, list[str]]) -> None:
-    """Dash or underscore, `=` or the next argument, short, abbreviated: one flag and one value."""
+    """Dash or underscore, `=` or the next argument, short, glued to it, abbreviated: one flag and one value."""
     flag, value, items = case
     (found,) = flags.given(items, "args")
     assert (found.flag, found.value, found.items) == (flag, value, tuple(items))
@@ -66,6 +68,8 @@ def test_any_text_can_be_read(items: list[str]) -> None:
         ("--kv", "--kv", False),
         ("--data-parallel-size-local", "--data-parallel-size-local", False),
         ("-tp", "--tensor-parallel-size", False),
+        ("-t", "--tensor-parallel-size", False),
+        ("-d", "-d", False),
     ],
 )
 def test_names(written: str, flag: str, negated: bool) -> None:  # noqa: FBT001 - a table's column

@@ -114,8 +114,12 @@ def test_the_real_parser_takes_the_spellings_that_we_recognise() -> None:
         ["--tensor-parallel-si", "2"],
         ["-tp", "2"],
         ["-tp=2"],
+        ["-t", "2"],
     ]
-    for written, parsed in zip(spellings, _asked([["m", *each] for each in spellings])["parsed"], strict=True):
+    *of_size, glued = _asked([["m", *each] for each in (*spellings, ["-qfp8"])])["parsed"]
+    for written, parsed in zip(spellings, of_size, strict=True):
         (found,) = flags.given(written, "args")
         assert (found.flag, found.value) == ("--tensor-parallel-size", "2")
         assert parsed["tensor_parallel_size"] == 2
+    (found,) = flags.given(["-qfp8"], "args")
+    assert (found.flag, found.value, glued["quantization"]) == ("--quantization", "fp8", "fp8")

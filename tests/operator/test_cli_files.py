@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +127,22 @@ def test_every_refusal_is_named_at_once() -> None:
         assert reason in found.output
     assert "right: valid" in found.output
     assert "spec.mode" in found.output
+
+
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_a_terminal_shows_colours_unless_asked_not_to(no_color: str, is_coloured: bool) -> None:  # noqa: FBT001
+    """On a terminal the verdict has a colour, and none where `NO_COLOR` is set; pipes have none (`test_cli_api`)."""
+    ours, theirs = pty.openpty()
+    command = [Path(sys.executable).parent / "pdpool", "validate", "-f", SAMPLES[0]]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color}
+    try:
+        subprocess.run(command, stdout=theirs, env=environment, timeout=120, check=True)
+        shown = os.read(ours, 65_536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "valid" in shown
+    assert ("\x1b[" in shown) is is_coloured
 
 
 def test_warnings_do_not_fail() -> None:

@@ -119,18 +119,21 @@ def test_what_one_role_needs_rolls_that_role_alone(api: Api, namespace: str) -> 
 
 
 def test_what_was_accepted_goes_on_under_a_refused_edit(api: Api, namespace: str) -> None:
-    """While an edit is refused, sizes and deleted children of the spec before it are still kept."""
+    """While an edit is refused, sizes, address and deleted children of the spec before it are still kept."""
     api.apply("inferencepools", namespace, pool("tiny", namespace, decode={"hardware": "cpu", "replicas": 2}))
     settled(api, namespace, "tiny")
     make_all_ready(api, namespace, "tiny")
     (before,) = api.items("deployments", namespace, DECODE)
-    edit(api, namespace, {"decode": {"replicas": 3, "args": ["--dtype=float16"]}})
+    served_at = f"http://tiny-router.{namespace}.svc"
+    other_port = {"service": {"port": 8080}}
+    edit(api, namespace, {"decode": {"replicas": 3, "args": ["--dtype=float16"]}, "router": other_port})
 
     def refused() -> None:
         found = api.get("inferencepools", namespace, "tiny")
         assert found is not None
         assert condition(found, "SpecValid")["reason"] == "IncompatibleRoles"
         assert found["status"]["decode"]["desiredReplicas"] == 2
+        assert found["status"]["url"] == served_at
 
     eventually(refused)
     api.merge("deployments", namespace, before["metadata"]["name"], {"spec": {"replicas": 4}})
@@ -151,6 +154,7 @@ def test_what_was_accepted_goes_on_under_a_refused_edit(api: Api, namespace: str
         assert after["spec"]["replicas"] == 3
         records = api.request("GET", f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions")["items"]
         assert len(records) == 1
+        assert (api.get("inferencepools", namespace, "tiny") or {})["status"]["url"] == f"{served_at}:8080"
 
     eventually(accepted)
 

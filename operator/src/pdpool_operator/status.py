@@ -19,8 +19,18 @@ from pdpool_api.hardware import accelerator_resources
 from pdpool_api.names import Role
 from pdpool_api.pool import InferencePoolStatus, RoleStatus, RouterStatus
 from pdpool_api.pool_status import GpuStatus
-from pdpool_api.router_spec import RouterService
-from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, HealthVerdict, Json, Observed, Outcome, Plan, Remark
+from pdpool_operator.records import (
+    DEPLOYMENTS,
+    Child,
+    ChildKey,
+    Desired,
+    HealthVerdict,
+    Json,
+    Observed,
+    Outcome,
+    Plan,
+    Remark,
+)
 from pdpool_operator.sizes import active
 
 if TYPE_CHECKING:
@@ -91,7 +101,7 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
             mode=plan.desired.mode,
             mode_inputs=plan.desired.mode_inputs,
             revision=plan.desired.revision,
-            url=_url(observed),
+            url=_url(observed, plan.desired),
             prefill=_role_status(plan, counts, observed, Role.PREFILL) if Role.PREFILL in counts else None,
             decode=_role_status(plan, counts, observed, decode),
             router=RouterStatus(replicas=counts[Role.ROUTER].replicas, ready_replicas=counts[Role.ROUTER].ready),
@@ -101,10 +111,11 @@ def status(observed: Observed, plan: Plan, outcome: Outcome, *, now: str) -> Jso
     return said.model_copy(update={"observed_generation": observed.generation, "conditions": found}).to_json()
 
 
-def _url(observed: Observed) -> str:
-    router = observed.pool["spec"].get("router") or {}
-    scheme = "https" if router.get("tlsSecretRef") else "http"
-    port = (router.get("service") or {}).get("port", RouterService().port)
+def _url(observed: Observed, desired: Desired) -> str:
+    """The address of what runs, which a refused edit of the spec does not change."""
+    assert desired.spec is not None
+    router = desired.spec.router
+    scheme, port = "https" if router.tls_secret_ref else "http", router.service.port
     service = names.child_name(observed.ref.name, Role.ROUTER.value)
     return f"{scheme}://{service}.{observed.ref.namespace}.svc{'' if port == _SCHEME_PORTS[scheme] else f':{port}'}"
 

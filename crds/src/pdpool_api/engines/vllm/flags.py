@@ -1,8 +1,9 @@
 """Command-line flags of vLLM as its parser reads them, so that a flag is recognised in any spelling.
 
 Boundary: pure. Spellings of `--tensor-parallel-size 2` are `--tensor-parallel-size=2`, `--tensor_parallel_size 2`,
-`--tensor-parallel-si 2` (any unambiguous beginning), `-tp 2` and `-tp=2`; of a switch also `--no-…`; of a JSON value
-also `--kv-transfer-config.kv_role x` (vllm/utils/argparse_utils.py, 0.32).
+`--tensor-parallel-si 2` (any unambiguous beginning), `-tp 2`, `-t 2` and `-tp=2`; of a short form of one letter also
+`-qfp8`; of a switch also `--no-…`; of a JSON value also `--kv-transfer-config.kv_role x`
+(vllm/utils/argparse_utils.py, 0.32).
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Given:
 def canonical(name: str, known: frozenset[str] = KNOWN) -> tuple[str, bool]:
     """The long name, with dashes, of a flag written without `=value` and `.key`, and whether it is a `--no-` form."""
     if not name.startswith("--"):
-        return SHORT.get(name, name), False
+        return SHORT.get(_completed(name, frozenset(SHORT)), name), False
     dashed = name.replace("_", "-")
     if dashed.startswith("--no-"):
         positive = _completed(f"--{dashed.removeprefix('--no-')}", known)
@@ -135,7 +136,7 @@ def given(items: Sequence[str], field: str, known: frozenset[str] = KNOWN) -> It
     for place, item in enumerate(items):
         if not is_flag(item):
             continue
-        written, has_value, inline = item.partition("=")
+        written, has_value, inline = _glued(item) or item.partition("=")
         name, dot, keys = written.partition(".")
         flag, negated = canonical(name, known)
         following = items[place + 1] if place + 1 < len(items) and not is_flag(items[place + 1]) else None
@@ -149,6 +150,12 @@ def given(items: Sequence[str], field: str, known: frozenset[str] = KNOWN) -> It
             path=tuple(keys.rstrip("+").split(".")) if dot else (),
             appended=keys.endswith("+"),
         )
+
+
+def _glued(item: str) -> tuple[str, str, str] | None:
+    """A short form of one letter and the value behind it, as `-qfp8`; None: no such spelling."""
+    letter, value = item[:2], item[2:]
+    return (letter, "=", value) if letter in SHORT and value[:1] not in ("", "=", ".") else None
 
 
 def is_flag(item: str) -> bool:
