@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +163,18 @@ def test_pods_say_why_in_their_own_words(raw_pool: dict[str, Any]) -> None:
     assert "40s" not in ready["message"]
 
 
+def test_everything_that_is_missing_is_named(raw_pool: dict[str, Any]) -> None:
+    """However many references are missing, the condition names each: whoever makes them wants to know all (Q15)."""
+    observed = observe(raw_pool)
+    plan = next_plan(observed, IMAGES)
+    words = tuple(f"Secret token-{number}" for number in range(9))
+    missing = replace(observed, missing_objects=words)
+    ready = conditions(status(missing, plan, Outcome(live=live(plan, ready={"decode": 0})), now=NOW))["Ready"]
+    assert ready["reason"] == "MissingReference"
+    for each in words:
+        assert f"{each} is missing" in ready["message"]
+
+
 def test_pods_that_no_node_can_take_are_counted(raw_pool: dict[str, Any]) -> None:
     """Unschedulable pods are counted per role, and the scheduler's words are in the message."""
     unschedulable = {
@@ -236,12 +249,16 @@ def test_a_transition_has_its_time(raw_pool: dict[str, Any]) -> None:
 
 
 def test_conflicts_and_faults_are_named(raw_pool: dict[str, Any]) -> None:
-    """Objects of others are named in NameConflict; writes that were refused, in ApplyFailed with the server's words."""
+    """Each object of others is named in NameConflict; refused writes, in ApplyFailed with the server's words."""
     observed = observe(raw_pool)
     plan = next_plan(observed, IMAGES)
-    taken = status(observed, plan, Outcome(conflicts=(ChildKey("Service", "tiny-router"),)), now=NOW)
+    assert plan.desired is not None
+    every = tuple(child.key for child in plan.desired.children)
+    taken = status(observed, plan, Outcome(conflicts=every), now=NOW)
     assert conditions(taken)["Ready"]["reason"] == "NameConflict"
-    assert "Service tiny-router" in conditions(taken)["Stalled"]["message"]
+    assert len(every) > 10
+    for key in every:
+        assert str(key) in conditions(taken)["Stalled"]["message"]
     refused = Outcome(live=live(plan), refused={ChildKey("Deployment", "tiny-router"): "duplicate entries"})
     found = conditions(status(observed, plan, refused, now=NOW))
     assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", "ApplyFailed")

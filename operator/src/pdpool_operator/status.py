@@ -287,7 +287,7 @@ def _verdicts(observed: Observed, plan: Plan, outcome: Outcome) -> tuple[Verdict
         refused = Verdict("False", Reason(plan.refusal.reason), plan.refusal.message)
         return refused, refused
     if outcome.conflicts:
-        named = _listed(str(key) for key in outcome.conflicts)
+        named = "; ".join(map(str, outcome.conflicts))
         taken = Verdict("False", Reason.NAME_CONFLICT, f"exists and is not the pool's: {named}")
         return taken, taken
     if faults := {**outcome.refused, **outcome.failed}:
@@ -455,8 +455,9 @@ def _missing(observed: Observed) -> bool:
 
 
 def _pod_reasons(observed: Observed) -> list[str]:
-    """Why pods are not ready, in their own words, each once; what they refer to and is not there comes first."""
-    found: dict[str, None] = dict.fromkeys(f"{each} is missing" for each in observed.missing)
+    """Everything that is missing, and why pods are not ready: some of their own words, each once."""
+    missing = dict.fromkeys(f"{each} is missing" for each in observed.missing)
+    found: dict[str, None] = {}
     for pod in sorted(observed.pods, key=lambda each: each["metadata"]["name"]):
         if _unschedulable(pod):
             found[f"{_role_of(pod)} Unschedulable: {_condition(pod, 'PodScheduled').get('message', '')}"] = None
@@ -470,7 +471,7 @@ def _pod_reasons(observed: Observed) -> list[str]:
             # Messages of back-offs count seconds: they would change the status with every reading.
             detail = f": {waiting.get('message', '')}" if reason in _MISSING else ""
             found[f"{_role_of(pod)} {reason}{detail}"] = None
-    return list(found)[:_MAX_NAMED]
+    return [*missing, *list(found)[:_MAX_NAMED]]
 
 
 def _listed(words: Iterable[str]) -> str:
