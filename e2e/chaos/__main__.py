@@ -31,6 +31,8 @@ _NODE_NOTICED_S: Final = 75.0
 """A node controller believes in a node for 50 s."""
 _NODE_CALM_S: Final = 600.0
 """Fifteen pods that start on one busy machine, some of them again."""
+_NODE_STILL_S: Final = 25.0
+"""Routers that run are read every 20 s, and what they say is a condition."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"seed {seed}")
     plan = Plan(seed, minutes, always=_ALWAYS)
     if is_node:
-        plan = replace(plan, node_s=_NODE_NOTICED_S, calm_s=_NODE_CALM_S)
+        plan = replace(plan, node_s=_NODE_NOTICED_S, calm_s=_NODE_CALM_S, still_s=_NODE_STILL_S)
     logs = Path(tempfile.mkdtemp(prefix="pdpool-chaos-"))
     began_s = time.monotonic()
     try:

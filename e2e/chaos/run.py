@@ -32,7 +32,6 @@ NAMESPACE: Final = "chaos"
 _MANAGER: Final = "chaos"
 _POLL_S: Final = 0.3
 _APPLY_S: Final = 60.0
-_STILL_S: Final = 4.0
 _STILL_WITHIN_S: Final = 90.0
 _UNPROCESSABLE: Final = (400, 422)
 _NOT_FOUND: Final = 404
@@ -53,6 +52,8 @@ class Plan:
     minutes: float
     """Rounds begin until so much time has passed; the last one is played to its end."""
     acts: int = 12
+    still_s: float = 4.0
+    """Pools are at rest once nothing was written for so long; then nothing may be written."""
     quiet_s: float = 20.0
     calm_s: float = 240.0
     """How long pools may take to be Ready after a round."""
@@ -277,7 +278,10 @@ class Play:
             return "its status speaks of an earlier generation"
         if ready.get("status") != "True":
             return f"Ready is {ready.get('status')}: {ready.get('reason')}: {ready.get('message')}"
-        pods = [each["metadata"] for each in self._engine_pods(name) if "deletionTimestamp" not in each["metadata"]]
+        pods = [each["metadata"] for each in self._engine_pods(name)]
+        # What leaves holds its accelerators until it is gone, and the status says so.
+        if leaving := [each["name"] for each in pods if "deletionTimestamp" in each]:
+            return f"pods are leaving: {leaving}"
         there = Counter((each["labels"][names.LABEL_ROLE], each["labels"][names.LABEL_REVISION]) for each in pods)
         asked = {(role, status["revision"]): want.replicas for role, want in wants(pool["spec"]).items()}
         marked = [each["name"] for each in pods if names.ANNOTATION_DRAINING in (each.get("annotations") or {})]
@@ -286,7 +290,7 @@ class Play:
     def _quiet(self, plan: Plan, report: Report) -> None:
         """Controllers of Kubernetes may still move, and statuses follow them; from then on nothing is written."""
         until_s = time.monotonic() + _STILL_WITHIN_S
-        while self._writes_in(_STILL_S, report) and time.monotonic() < until_s:
+        while self._writes_in(plan.still_s, report) and time.monotonic() < until_s:
             pass
         written = self._writes_in(plan.quiet_s, report)
         report.tally.check(rules.CALM_QUIET, not written, f"{len(written)} writes: {', '.join(written[:5])}")
