@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import random
+import socket
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from tests.router.conftest import PROMPT, eventually
+from pdpool_router.forward.transport import Transport
+from tests.router.conftest import PROMPT, RawClient, config, eventually, raw_post
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pdpool_api.router_config import RouterConfig
     from tests.router.conftest import MakeSite, Site
 
 STREAM = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "stream": True}
@@ -158,6 +166,78 @@ async def test_a_decode_that_refuses_connections_is_replaced_with_the_same_param
         assert (await here.complete()).status_code == 200
     assert len(here.p.generations()) == 6
     assert len(here.decode[1].generations("decode")) == 6
+
+
+# --- endpoints that vanish between the choice and the connection -----------------------------------------------------
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """An address at which connections are neither made nor refused: its line is full."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(2):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+UNREACHABLE = "http://224.0.0.1:8000"
+"""A group of hosts: no system connects to one."""
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("how", ["is gone", "cannot be reached", "does not answer"])
+@pytest.mark.parametrize("alone", [False, True], ids=["of two", "alone"])
+async def test_an_endpoint_that_vanishes_before_it_is_connected_to(
+    site: MakeSite, monkeypatch: pytest.MonkeyPatch, role: str, how: str, *, alone: bool
+) -> None:
+    """Chosen, but no connection: prefill once elsewhere, else the fallback; decode the same parameters once elsewhere.
+
+    The same whether it left the list while the connection was being made, its address cannot be reached, or nothing
+    answers there in time. That a connection was refused is told by tests of its own.
+    """
+
+    async def healthy(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Transport, "healthy", healthy)  # so that no probe finds out before the request does
+    here = await site()
+    engines = {"prefill": here.p, "decode": here.d}
+    well = engines.pop(role)
+    ((other_role, other),) = engines.items()
+    with black_hole() as nowhere:
+
+        def listed(*urls: str) -> RouterConfig:
+            static = [{"role": role, "url": url} for url in urls] + [{"role": other_role, "url": other.url}]
+            patience_s = 1 if how == "does not answer" else 600
+            return config(static, routing=SPREAD, limits={"connectSeconds": patience_s})
+
+        left = [] if alone else [well.url]
+        here.router.configure(listed(UNREACHABLE if how == "cannot be reached" else nowhere, *left))
+        # Those that are well are busy, so that the other is chosen.
+        port = httpx.URL(well.url).port
+        busy = [here.router.endpoints.inflight.reserve(one) for one in here.router.endpoints.all() if one.port == port]
+        asked = asyncio.create_task(here.complete())
+        if how == "is gone":
+            hole = httpx.URL(nowhere).port
+            await eventually(lambda: any(one.endpoint.port == hole for one in here.router.transport._dialling))
+            here.router.configure(listed(*left))
+        answer = await asked
+        for lease in busy:
+            lease.release()
+    if not alone:
+        assert (answer.status_code, answer.headers["x-pdpool-prefill"]) == (200, "remote")
+        assert await here.metric("retries_total", leg=role) == 1
+        assert (len(here.p.generations()), len(here.d.generations())) == (1, 1)
+    elif role == "prefill":
+        assert (answer.status_code, answer.headers["x-pdpool-prefill"]) == (200, "local")
+        assert "kv_transfer_params" not in here.d.generations()[0].json()
+    else:
+        assert failure_of(answer)[0] == 502
+        assert await here.metric("orphaned_prefills_total") == 1
+    await here.idle()
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"reset_after_bytes": 0}, {"finish_reason": "abort"}])
@@ -400,11 +480,15 @@ async def test_counts_end_at_zero_whatever_happens(site: MakeSite) -> None:
 
     async def one(number: int) -> None:
         kind = ("error", "timeout", "plain", "plain")[number % 4]
-        try:
-            async with asyncio.timeout(0.001 * (number % 50) + 0.001 if kind == "plain" else 5):
-                await here.complete(prompt=f"{kind} {number} {PROMPT}", max_tokens=20, stream=bool(number % 3))
-        except TimeoutError:
-            pass
+        body = {"prompt": f"{kind} {number} {PROMPT}", "max_tokens": 20, "stream": bool(number % 3)}
+        if kind != "plain":
+            await here.complete(**body)
+            return
+        # A client of its own: httpx leaves a connection open whose making is cancelled.
+        client = await RawClient.connect(here.router.port)
+        client.send(raw_post("/v1/completions", json.dumps({"model": "tiny", **body}).encode()))
+        await asyncio.sleep(0.001 * (number % 50))  # so that they leave in any phase
+        client.reset()
 
     for start in range(0, 160, 40):
         await asyncio.gather(*(one(number) for number in range(start, start + 40)))
@@ -413,8 +497,15 @@ async def test_counts_end_at_zero_whatever_happens(site: MakeSite) -> None:
     await eventually(lambda: not here.router.transport.busy)
     for engine in here.engines:
         engine.script.clear()
+    # Whoever was left out comes back, and from now on nobody is too slow.
+    endpoints = here.router.endpoints
+    pairs = (("prefill", here.prefill), ("decode", here.decode))
+    here.router.configure(config([{"role": role, "url": one.url} for role, of in pairs for one in of]))
+    async with asyncio.timeout(120):
+        while endpoints.health.doubts or endpoints.givers.doubts:
+            await asyncio.gather(*(here.complete(prompt=str(random.random())) for _ in range(4)))
+    for engine in here.engines:
         engine.requests.clear()
-    await asyncio.sleep(1.2)  # whoever was left out is back
     await asyncio.gather(*(here.complete(prompt=f"{n}") for n in range(60)))
     counts = [len(engine.generations()) for engine in here.decode]
     assert sum(counts) == 60

@@ -46,6 +46,8 @@ def stored(tokens: list[int], *, size: int = SIZE, first_name: int = 1, **fields
 
 X, Y, T = ids("x"), ids("y"), ids("t")
 LONG = ids("long", 1089)
+PICTURED: dict[str, Any] = {"extra_keys": [None, [["image", 3]], None, None]}
+"""Of a prompt with a picture: its tokens alone do not tell which one it is."""
 ADAPTED: dict[str, Any] = {"lora_id": 1, "lora_name": "adapter-a", "extra_keys": [["adapter-a"]] * 4}
 
 
@@ -126,6 +128,7 @@ async def pods() -> AsyncIterator[Pods]:
         pytest.param((stored(T), stored(T, **ADAPTED)), [*T, 5], "adapter-a", [0, 64], id="Q57-adapter"),
         pytest.param((stored(T), stored(T, **ADAPTED)), [*T, 5], "adapter-b", [0, 0], id="Q57-another-adapter"),
         pytest.param((stored(LONG, size=544), stored(LONG)), LONG, "tiny", [1088, 1088], id="Q99-two-block-sizes"),
+        pytest.param((stored(T, **PICTURED), stored(T)), [*T, 5], "tiny", [16, 64], id="an-image-in-the-second-block"),
     ],
 )
 async def test_endpoints_hold_what_their_events_say(

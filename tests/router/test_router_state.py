@@ -320,12 +320,14 @@ def test_an_endpoint_on_trial_gets_one_request_where_others_are() -> None:
 
 
 def test_health_of_a_gone_endpoint_is_forgotten() -> None:
-    """What an endpoint that went had done is not held against one that comes."""
+    """What an endpoint did before or after it went is not held against one that comes, and casts no doubt on others."""
     endpoints = Endpoints(Inflight(), clock=Clock())
     endpoints.replace([decode("a")])
     endpoints.health.failed("a", certain=True)
     assert endpoints.snapshot().decode == ()
     endpoints.replace([])
+    endpoints.health.failed("a", certain=True)
+    assert not endpoints.health.doubts
     endpoints.replace([decode("a")])
     assert len(endpoints.snapshot().decode) == 1
 

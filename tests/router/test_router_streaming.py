@@ -417,10 +417,26 @@ async def test_the_engines_own_caching_header_is_not_repeated(site: MakeSite) ->
     assert answer.headers.get_list("x-accel-buffering") == ["no"]
 
 
-@pytest.mark.parametrize("tokens", [0, 2])
-async def test_an_abort_is_judged_by_tokens_not_by_reads(tokens: int) -> None:
-    """A stream that is aborted after tokens ends with an error event, though all of it came in one read."""
-    events = [b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'] * tokens
+TEXT = b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"a \\"role\\""},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "tokens"),
+    [
+        ("/v1/completions", [], False),
+        ("/v1/completions", [TEXT], True),
+        ("/v1/chat/completions", [ROLE], False),
+        ("/v1/chat/completions", [ROLE, WORD], True),
+        ("/v1/chat/completions", [WORD], True),
+    ],
+)
+async def test_an_abort_is_judged_by_tokens_not_by_reads(path: str, events: list[bytes], *, tokens: bool) -> None:
+    """A stream that is aborted after tokens ends with an error event, though all of it came in one read.
+
+    What tells only the role is no token.
+    """
     last = [b'data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}\n\n', b"data: [DONE]\n\n"]
     body = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events + last) + b"0\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -439,7 +455,7 @@ async def test_an_abort_is_judged_by_tokens_not_by_reads(tokens: int) -> None:
             running(config(static)) as router,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{router.port}") as client,
         ):
-            answer = await client.post("/v1/completions", json=STREAM)
+            answer = await client.post(path, json={**STREAM, "messages": [{"role": "user", "content": "a"}]})
     finally:
         server.close()
     assert b"[DONE]" not in answer.content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -340,13 +341,17 @@ async def test_a_prefill_answer_without_kv_lets_decode_compute(site: MakeSite) -
 
 
 async def test_connections_to_engines_are_used_again(site: MakeSite) -> None:
-    """Sequential requests share one connection to each engine."""
+    """Sequential requests share one connection to each engine, on which nothing waits for more to send."""
     here = await site()
     for _ in range(10):
         assert (await here.complete()).status_code == 200
     # Probes and looks at metrics have connections of their own, for a moment.
     await eventually(lambda: here.p.connections == 1)
     await eventually(lambda: here.d.connections == 1)
+    for shelf in here.router.transport._shelves.values():
+        for kept in shelf.idle:
+            assert kept._socket is not None
+            assert kept._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_kept_connection_that_the_engine_closed_costs_nobody_an_error(site: MakeSite) -> None:

@@ -243,8 +243,9 @@ class Stream:
         start = found.start() if found is not None else 0
         whole_before = payload[: _events_end(payload, start)]
         if not self._began:
-            # A chat's first event tells the role and no token.
-            if whole_before.count(b"data: {") <= (self._route is legs.Route.CHAT):
+            # A chat's first event tells the role and no token; in text a quote is escaped.
+            roles = self._route is legs.Route.CHAT and b'"role"' in whole_before
+            if whole_before.count(b"data: {") <= roles:
                 self._source.give_up(fault)
                 return
             # As if its tokens had come in reads of their own.

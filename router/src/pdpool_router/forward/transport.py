@@ -30,6 +30,7 @@ class Transport:
     def __init__(self) -> None:
         self._connections: set[Upstream] = set()
         self._shelves: dict[str, Shelf] = {}
+        self._dialling: set[_Dialling] = set()
 
     @property
     def busy(self) -> list[Upstream]:
@@ -54,7 +55,11 @@ class Transport:
 
     def dial(self, endpoint: Endpoint, call: Call) -> None:
         """Sends a request on a connection of its own."""
-        _Dialling(self, endpoint, call)
+        self._dialling.add(_Dialling(self, endpoint, call))
+
+    def dialled(self, dialling: _Dialling) -> None:
+        """A connection was made, or will not be."""
+        self._dialling.discard(dialling)
 
     async def connect(self, endpoint: Endpoint, connect_s: float) -> Upstream:
         """A new connection.
@@ -116,10 +121,16 @@ class Transport:
             upstream.shelf.idle.remove(upstream)
 
     def drop(self, endpoint: Endpoint) -> None:
-        """Closes what is kept for an endpoint that is gone; what is busy is closed when it is done."""
+        """Closes what is kept for an endpoint that is gone; what is busy is closed when it is done.
+
+        A connection that is still being made fails: nobody may ever answer there.
+        """
         shelf = self._shelves.pop(endpoint.uid, None)
         if shelf is not None:
             shelf.close()
+        for dialling in self._dialling:
+            if dialling.endpoint.uid == endpoint.uid:
+                dialling.give_up()
 
     def sweep(self) -> None:
         """Gives up late engines and closes connections that were idle for long; called by the ticker."""
@@ -147,20 +158,33 @@ class _Dialling:
 
     def __init__(self, transport: Transport, endpoint: Endpoint, call: Call) -> None:
         self._transport = transport
-        self._endpoint = endpoint
+        self.endpoint: Final = endpoint
         self._call = call
+        self._is_gone = False
         call.receiver.carrier = self
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         try:
-            (await self._transport.connect(self._endpoint, self._call.connect_s)).send(self._call)
+            (await self._transport.connect(self.endpoint, self._call.connect_s)).send(self._call)
         except Exception as fault:  # noqa: BLE001 - a failed connection, or a defect: nobody else would be told
             self._call.receiver.on_fault(fault)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._transport.dialled(self)
+        if self._is_gone and task.cancelled():
+            self._call.receiver.on_fault(ConnectFailed("The engine is gone."))
+
+    def give_up(self) -> None:
+        """The endpoint is gone: the receiver is told so, in a later turn of the loop."""
+        self._is_gone = True
+        self._task.cancel()
 
     def abandon_for(self, receiver: Receiver) -> None:
         """See `Carrier`."""
         if receiver.carrier is self:
+            self._is_gone = False
             self._task.cancel()
 
 

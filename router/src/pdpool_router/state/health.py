@@ -52,6 +52,8 @@ class Health:
         self._records: dict[str, _Record] = {}
         self.doubts: Final[Collection[str]] = self._records
         """Incarnations that are not simply well; none, nearly always, and then there is nothing to ask or to tell."""
+        self._members: Container[str] | None = None
+        """Incarnations that there are; None: nobody told."""
         self._recovering: dict[str, _Record] = {}
         self._changes = 0
         self._next_change_s = _NEVER
@@ -115,6 +117,8 @@ class Health:
 
     def failed(self, uid: str, *, certain: bool = False) -> None:
         """A failure of the endpoint; `certain` (nothing listens there) needs no repetition."""
+        if self._members is not None and uid not in self._members:
+            return  # it would be doubted for ever
         record = self._records.setdefault(uid, _Record(FIRST_PAUSE_S))
         record.failures += 1
         if record.failures < FAILURES_TO_LEAVE and not certain and not record.on_trial:
@@ -133,7 +137,8 @@ class Health:
             self._changes += 1
 
     def keep(self, uids: Container[str]) -> None:
-        """Forgets every incarnation but these, also what failed after it was gone."""
+        """Forgets every incarnation but these, and hears of no other from now on."""
+        self._members = uids
         for uid in [uid for uid in self._records if uid not in uids]:
             del self._records[uid]
             self._recovering.pop(uid, None)
