@@ -15,7 +15,7 @@ from pdpool_operator import kube
 from pdpool_operator.kube import Kube
 from pdpool_operator.lease import Election, Timing
 from pdpool_operator.observe.cluster import Cluster
-from pdpool_operator.observe.relist import Relist
+from pdpool_operator.observe.relist import AT_ONCE, Relist
 from pdpool_operator.probes import STALE_S, Probes, serving
 from pdpool_operator.records import HTTP_ROUTES, POOLS, SERVICES, WATCHED
 from tests.operator.harness import free_port
@@ -290,6 +290,30 @@ async def test_readiness_and_liveness_rest_on_lists(server: Server) -> None:
         metrics = await probes.metrics(request)
         assert isinstance(metrics.body, bytes)
         assert b"pdpool_operator_reconcile_errors_total" in metrics.body
+
+
+async def test_kinds_are_listed_a_few_at_a_time(server: Server) -> None:
+    """Whoever asks the API server for something else meanwhile does not wait for lists of every kind."""
+    serve = server.handler
+    under_way: list[str] = []
+    most = 0
+
+    async def slowly(request: web.Request) -> web.StreamResponse:
+        nonlocal most
+        under_way.append(request.path)
+        most = max(most, len(under_way))
+        await asyncio.sleep(0.02)
+        under_way.remove(request.path)
+        return await serve(request)
+
+    server.handler = slowly
+    async with connected(server) as api:
+        relist = Relist(api, Cluster(), None, lambda _ref: None)
+        running = asyncio.create_task(relist.run())
+        await asyncio.wait_for(relist.until(lambda serving: len(serving) == len(WATCHED)), 30)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert 0 < most <= AT_ONCE
 
 
 @pytest.mark.parametrize("status", [404, 403, 503])

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from pdpool_api.engines.vllm.metrics import KV_USAGE, WAITING
 from pdpool_operator.observe.attribution import Owners, distinct
@@ -69,6 +70,23 @@ def test_whatever_stands_in_a_page_is_read_or_refused(page: bytes) -> None:
         return
     value = found.total("a")
     assert value is None or math.isfinite(value)
+
+
+@given(
+    labels=st.dictionaries(st.sampled_from(["engine", "model_name", "le"]), st.text(max_size=8), max_size=3),
+    value=st.floats(allow_nan=False, allow_infinity=False),
+    stamp=st.sampled_from(["", " 1700000000000", " "]),
+    apart=st.sampled_from([" ", "\t", "  "]),
+)
+def test_lines_are_read_as_the_library_reads_them(labels: dict[str, str], value: float, stamp: str, apart: str) -> None:
+    """Labels may hold braces, quotes, spaces and what is escaped; a time may follow the value."""
+    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    inside = ",".join(f'{name}="{text.translate(escaped)}"' for name, text in labels.items())
+    head = f"a{{{inside}}}" if labels else "a"
+    (found,) = Page(f"{head}{apart}{value!r}{stamp}\n".encode("utf-8", "replace"), ["a"]).samples("a")
+    (family,) = text_string_to_metric_families(f"{head} {value!r}\n".encode("utf-8", "replace").decode())
+    (sample,) = family.samples
+    assert (found.name, found.labels, found.value) == (sample.name, sample.labels, sample.value)
 
 
 def buckets(**counts: float) -> dict[float, float]:

@@ -44,14 +44,17 @@ SIZES = (
             st.sampled_from([frozenset(), frozenset({HTTP_ROUTES})]),
             st.sampled_from(SIZES),
             st.sampled_from(["one", "two"]),
+            st.booleans(),
         ),
         max_size=6,
     )
 )
 def test_a_plan_is_the_same_whatever_was_looked_at_before(looks: list[tuple[Any, ...]]) -> None:
-    """Specs, statuses, images, optional kinds, sizes and lives of the pool may change in any order."""
+    """Specs, statuses, images, optional kinds, sizes and lives may change in any order, rests between them."""
     recall = intent.Recall()
-    for spec, status, images, optional, sizes, uid in looks:
+    for spec, status, images, optional, sizes, uid, rests in looks:
+        if rests:
+            recall.rest()
         whole = {"model": {"id": "m"}, **({} if spec.get("mode") == "Aggregated" else {"prefill": {}}), "decode": {}}
         metadata = {"name": "p", "namespace": "n", "uid": uid, "generation": 1}
         raw = {"metadata": metadata, "spec": {**whole, **spec}, "status": status}

@@ -70,10 +70,14 @@ class Writer:
         self._kube = kube
         self._cluster = cluster
         self._announcer = Announcer(kube)
-        self._same: dict[ChildKey, tuple[Child, Json]] = {}
-        """Child and live object between which no difference was found: most looks find the same two again."""
+        self._same: dict[ChildKey, tuple[Child, tuple[str, str]]] = {}
+        """Child, and life of the object, between which no difference was found: most looks find the same again."""
         self._pointless: dict[str, tuple[str, str]] = {}
         """By uid: hash and entry of an apply that changed nothing; it waits until one of them changes."""
+
+    def rest(self) -> None:
+        """Forgets what was found to be the same; the next look compares anew."""
+        self._same.clear()
 
     async def refusals(self, observed: Observed, plan: Plan) -> dict[ChildKey, str]:
         """Deployments of the plan that the API server would never take, with its words; nothing is written.
@@ -229,7 +233,7 @@ class Writer:
             return live
         why = ownership.difference(body, live)
         if live is not None and not why:
-            self._same[child.key] = child, live
+            self._same[child.key] = child, _life(live)
         if not why or (live is not None and self._pointless.get(live["metadata"]["uid"]) == _mark(body, live)):
             return live
         stored = await self._write(child, namespace, body, live)
@@ -239,7 +243,7 @@ class Writer:
 
     def _is_same(self, child: Child, live: Json | None) -> bool:
         known = self._same.get(child.key)
-        return known is not None and known[1] is live and known[0] == child
+        return known is not None and live is not None and known[1] == _life(live) and known[0] == child
 
     async def _write(self, child: Child, namespace: str, body: Json, live: Json | None) -> Json:
         meant = _meant(body, live)
@@ -310,6 +314,11 @@ class Writer:
             _log.info("condition", pool=str(observed.ref), **said)
         await self._announcer.tell(stored, news(observed.pool.get("status") or {}, status))
         return True
+
+
+def _life(live: Json) -> tuple[str, str]:
+    """Uid and version: what no other state of any object has."""
+    return live["metadata"]["uid"], live["metadata"]["resourceVersion"]
 
 
 def turns(pool: Json, status: Json) -> list[Json]:

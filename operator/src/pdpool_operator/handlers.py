@@ -80,9 +80,11 @@ class Watches:
 
         running, ending = loop.create_future(), loop.create_future()
 
-        def deliver(*event: Any) -> None:
-            if not ending.done():  # what a life that does not end tells is older than what the next one knows
-                _call(loop, self._deliver, *event)
+        def deliver(resource: Resource, kind: str | None, raw: Json) -> None:
+            # What a life that does not end tells is older than what the next one knows; and what its first lists tell
+            # is mostly known: thousands of objects need not wait in memory for the main loop to see that.
+            if not ending.done() and (kind == "DELETED" or not self._cluster.knows(resource, raw)):
+                _call(loop, self._deliver, resource, kind, raw)
 
         thread = _Thread(deliver, self._namespace, login, kinds, lambda: _call(loop, _done, ending))
 
@@ -225,6 +227,9 @@ def _settings(kinds: frozenset[Resource]) -> kopf.OperatorSettings:
         if (labels := selector(resource)) is not None:
             # By the server, for lists and watches; labels of a decorator filter in the client.
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = labels
+    # Thousands of objects come at the start, each in a task of its own that waits so long for more of the same.
+    settings.queueing.idle_timeout = 0.2
+    settings.watching.chunk_size = 100
     settings.watching.connect_timeout = 5
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 20

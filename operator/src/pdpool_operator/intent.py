@@ -68,6 +68,12 @@ class Recall:
         self._recipes: dict[str, Recipe | None] = {}
         self._record: tuple[tuple[Recipe, str, Mapping[str, int]], Child] | None = None
 
+    def rest(self) -> None:
+        """Forgets all of it; the next look builds it anew."""
+        self._kept.clear()
+        self._recipes.clear()
+        self._record = None
+
     def of(self, raw: Json, images: Images) -> Recalled:
         """What can be said of a pool as it is stored; the same as long as it is built from the same.
 

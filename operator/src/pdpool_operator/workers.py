@@ -27,7 +27,7 @@ from pdpool_operator.reconcile import LOOK_AGAIN_S, reconcile
 from pdpool_operator.scaler import Scaler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pdpool_operator.kube import Kube
     from pdpool_operator.observe.cluster import Cluster
@@ -39,6 +39,10 @@ GAP_S: Final = 0.5
 """Between two reconciles of one pool: a rollout makes many events."""
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 60.0
+AT_ONCE: Final = 64
+"""Looks side by side: more than requests (`kube.IN_FLIGHT`), as some wait for pods; each holds all that it builds."""
+MOST_WARM: Final = 64
+"""Pools, those looked at last, of which what was built is kept: most of a look's work, and a quarter of a megabyte."""
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +73,9 @@ class Workers:
         self._secrets = Secrets(kube, secret_namespaces, key_namespace, self.wake)
         self._pages = Pages()
         self._workers: dict[PoolRef, _Worker] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._warm: dict[PoolRef, Callable[[], None]] = {}
+        """The pools looked at last, the oldest first, and how each forgets what it can build again."""
         self._acting = False
 
     def wake(self, ref: PoolRef) -> None:
@@ -119,6 +126,7 @@ class Workers:
         try:
             await self._while_it_exists(ref, wake, scaler, monitor)
         finally:
+            self._warm.pop(ref, None)
             await scaler.close()
             await monitor.close()
             telemetry.forget(ref)
@@ -126,6 +134,11 @@ class Workers:
     async def _while_it_exists(self, ref: PoolRef, wake: asyncio.Event, scaler: Scaler, monitor: Monitor) -> None:
         writer, loads, recall = Writer(self._kube, self._cluster), Loads(self._pages), Recall()
         references = References(self._kube)
+
+        def rest() -> None:
+            recall.rest()
+            writer.rest()
+
         failures = 0
         deadline_s = LOOK_AGAIN_S
         while True:
@@ -133,17 +146,27 @@ class Workers:
                 async with asyncio.timeout(deadline_s):
                     await wake.wait()
             await asyncio.sleep(COALESCE_S)
-            # Cleared before the look: what comes during it is looked at next.
-            wake.clear()
-            if not self._cluster.has_pool(ref):
-                del self._workers[ref]
-                self._secrets.forget(ref)
-                return
-            looked = await self._look(ref, writer, scaler, monitor, loads=loads, recall=recall, references=references)
+            async with self._slots:
+                # Cleared before the look: what comes during it is looked at next.
+                wake.clear()
+                if not self._cluster.has_pool(ref):
+                    del self._workers[ref]
+                    self._secrets.forget(ref)
+                    return
+                looked = await self._look(
+                    ref, writer, scaler, monitor, loads=loads, recall=recall, references=references
+                )
+            self._keep_warm(ref, rest)
             failures = 0 if looked is not None else failures + 1
             retry_s = min(FIRST_RETRY_S * 2 ** min(failures, 10), MAX_RETRY_S)
             deadline_s = looked if looked is not None else retry_s
             await asyncio.sleep(GAP_S)
+
+    def _keep_warm(self, ref: PoolRef, rest: Callable[[], None]) -> None:
+        self._warm.pop(ref, None)
+        self._warm[ref] = rest
+        if len(self._warm) > MOST_WARM:
+            self._warm.pop(next(iter(self._warm)))()
 
     async def _look(
         self,

@@ -6,7 +6,8 @@ and a deletion is remembered until a younger list has been seen, so that an olde
 
 Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry),
 status, of a Deployment its size and what a pod of it holds, and of a ControllerRevision its content; of pods metadata,
-place and status.
+place and status. They are kept as JSON and read again at each look: as dicts they would take five times as much memory,
+for pools that hardly anybody looks at.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import asyncio
 import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from pdpool_api import names
 from pdpool_operator.records import (
@@ -38,13 +41,36 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 """Namespace and name."""
 _MOST_SHAPES: Final = 2000
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False):
+    """One object, and what of it is asked without a look at the rest."""
+
+    version: int
+    label: str
+    """Of the pool that it says it is of."""
+    owner: tuple[str, str] | None
+    """Uid and name of the pool that it is of by its controller reference."""
+    text: bytes
+    """Its JSON, trimmed, without the sets of fields that the operator owns."""
+    fields: tuple[Json, ...]
+    """Those, one for each entry of `managedFields`."""
+
+    def read(self) -> Json:
+        """The object."""
+        live: Json = _decode(self.text)
+        for entry, fields in zip(live["metadata"].get("managedFields", ()), self.fields, strict=False):
+            entry["fieldsV1"] = fields
+        return live
 
 
 class Cluster:
     """What is known of the API server's objects."""
 
     def __init__(self, resources: Iterable[Resource] = WATCHED) -> None:
-        self._objects: dict[Resource, dict[Key, Json]] = {resource: {} for resource in resources}
+        self._objects: dict[Resource, dict[Key, _Kept]] = {resource: {} for resource in resources}
         self._tombstones: dict[Resource, dict[Key, int]] = {resource: {} for resource in self._objects}
         self._as_of: dict[Resource, int] = dict.fromkeys(self._objects, -1)
         """Version of the youngest list: what is not younger and was not in it is gone."""
@@ -53,8 +79,8 @@ class Cluster:
         """Kinds that were listed, or that the API server was found to lack."""
         self.completed = asyncio.Event()
         """Set once every kind was listed or found absent; before that absent may mean unknown."""
-        self._children: defaultdict[str, dict[tuple[Resource, Key], Json]] = defaultdict(dict)
-        self._pods: defaultdict[Key, dict[Key, Json]] = defaultdict(dict)
+        self._children: defaultdict[str, dict[tuple[Resource, Key], _Kept]] = defaultdict(dict)
+        self._pods: defaultdict[Key, dict[Key, _Kept]] = defaultdict(dict)
         self._by_label: dict[Key, PoolRef] = {}
         self._shapes: dict[str, Json] = {}
         """Sets of owned fields, by their text."""
@@ -74,15 +100,16 @@ class Cluster:
 
     def observed(self, ref: PoolRef) -> Observed | None:
         """The pool with its children and pods; None when there is no such pool."""
-        pool = self._objects[POOLS].get((ref.namespace, ref.name))
-        if pool is None:
+        kept = self._objects[POOLS].get((ref.namespace, ref.name))
+        if kept is None:
             return None
+        pool = kept.read()
         owned = self._children.get(pool["metadata"]["uid"], {})
         return Observed(
             ref=ref,
             pool=pool,
-            children={ChildKey(resource.kind, key[1]): live for (resource, key), live in owned.items()},
-            pods=tuple(self._pods.get((ref.namespace, names.label_value(ref.name)), {}).values()),
+            children={ChildKey(resource.kind, key[1]): live.read() for (resource, key), live in owned.items()},
+            pods=tuple(pod.read() for pod in self._pods.get((ref.namespace, names.label_value(ref.name)), {}).values()),
             optional=frozenset(self._listed.intersection(OPTIONAL_RESOURCES)),
         )
 
@@ -91,24 +118,32 @@ class Cluster:
         key = _key(raw)
         return self._take(resource, key, raw) if self._is_new(resource, key, _version(raw)) else None
 
+    def knows(self, resource: Resource, raw: Json) -> bool:
+        """True where this state of an object, or a younger one, was taken in; may be asked by any thread."""
+        return not self._is_new(resource, _key(raw), _version(raw))
+
     def _is_new(self, resource: Resource, key: Key, version: int) -> bool:
         known = self._objects[resource].get(key)
-        newest = max(self._as_of[resource], self._tombstone(resource, key)) if known is None else _version(known)
+        newest = max(self._as_of[resource], self._tombstone(resource, key)) if known is None else known.version
         return version > newest
 
     def _take(self, resource: Resource, key: Key, raw: Json) -> PoolRef | None:
         known = self._objects[resource].get(key)
         self._forget(resource, key)
-        live = trimmed(resource, raw)
-        for each in live["metadata"].get("managedFields", ()):
-            each["fieldsV1"] = self._shared(each.get("fieldsV1", {}))
-        self._objects[resource][key] = live
+        live = self._objects[resource][key] = self._kept(trimmed(resource, raw))
         self._index(resource, key, live)
         # A child that lost its owner still concerns the pool that it was of.
-        return self._concerned(resource, live) or (self._concerned(resource, known) if known is not None else None)
+        concerned = self._concerned(resource, key, live)
+        return concerned if concerned or known is None else self._concerned(resource, key, known)
+
+    def _kept(self, live: Json) -> _Kept:
+        owner = pool_owner(live)
+        fields = tuple(self._shared(each.pop("fieldsV1", {})) for each in live["metadata"].get("managedFields", ()))
+        of = (owner["uid"], owner["name"]) if owner is not None else None
+        return _Kept(_version(live), _pool_label(live), of, _encode(live), fields)
 
     def _shared(self, fields: Json) -> Json:
-        """One copy for all objects that are owned alike, as those of pools mostly are: half of an object's size."""
+        """One copy for all objects that are owned alike, as those of pools mostly are: most of an object's size."""
         if len(self._shapes) > _MOST_SHAPES:
             self._shapes.clear()  # whoever holds one keeps it
         return self._shapes.setdefault(json.dumps(fields), fields)
@@ -119,9 +154,9 @@ class Cluster:
         known = self._objects[resource].get(key)
         if _version(raw) > self._as_of[resource]:
             self._tombstones[resource][key] = max(_version(raw), self._tombstone(resource, key))
-        if known is None or _version(known) > _version(raw):
+        if known is None or known.version > _version(raw):
             return None
-        concerned = self._concerned(resource, known)
+        concerned = self._concerned(resource, key, known)
         self._forget(resource, key)
         return concerned
 
@@ -135,7 +170,7 @@ class Cluster:
         """
         concerned: set[PoolRef | None] = set()
         if consistent and version < self._as_of[resource]:
-            concerned = {self._concerned(resource, known) for known in self._objects[resource].values()}
+            concerned = {self._concerned(resource, key, known) for key, known in self._objects[resource].items()}
             self._reset(resource)
         youngest = version >= self._as_of[resource]
         present = set()
@@ -146,8 +181,8 @@ class Cluster:
             if missed or self._is_new(resource, key, each.version):
                 concerned.add(self._take(resource, key, each.read()))
         for key, known in list(self._objects[resource].items()):
-            if key not in present and _version(known) <= version:
-                concerned.add(self._concerned(resource, known))
+            if key not in present and known.version <= version:
+                concerned.add(self._concerned(resource, key, known))
                 self._forget(resource, key)
         self._as_of[resource] = max(version, self._as_of[resource])
         self._tombstones[resource] = {k: at for k, at in self._tombstones[resource].items() if at > version}
@@ -180,13 +215,13 @@ class Cluster:
         self._tombstones[resource] = {}
         self._as_of[resource] = -1
 
-    def _index(self, resource: Resource, key: Key, live: Json) -> None:
+    def _index(self, resource: Resource, key: Key, live: _Kept) -> None:
         if resource is POOLS:
             self._by_label[key[0], names.label_value(key[1])] = PoolRef(*key)
         elif resource is PODS:
-            self._pods[key[0], _pool_label(live)][key] = live
-        elif owner := pool_owner(live):
-            self._children[owner["uid"]][resource, key] = live
+            self._pods[key[0], live.label][key] = live
+        elif live.owner is not None:
+            self._children[live.owner[0]][resource, key] = live
 
     def _forget(self, resource: Resource, key: Key) -> None:
         known = self._objects[resource].pop(key, None)
@@ -195,18 +230,16 @@ class Cluster:
         if resource is POOLS:
             self._by_label.pop((key[0], names.label_value(key[1])), None)
         elif resource is PODS:
-            _drop(self._pods, (key[0], _pool_label(known)), key)
-        elif owner := pool_owner(known):
-            _drop(self._children, owner["uid"], (resource, key))
+            _drop(self._pods, (key[0], known.label), key)
+        elif known.owner is not None:
+            _drop(self._children, known.owner[0], (resource, key))
 
-    def _concerned(self, resource: Resource, live: Json) -> PoolRef | None:
-        namespace, name = _key(live)
+    def _concerned(self, resource: Resource, key: Key, live: _Kept) -> PoolRef | None:
         if resource is POOLS:
-            return PoolRef(namespace, name)
+            return PoolRef(*key)
         if resource is PODS:
-            return self._by_label.get((namespace, _pool_label(live)))
-        owner = pool_owner(live)
-        return PoolRef(namespace, owner["name"]) if owner else None
+            return self._by_label.get((key[0], live.label))
+        return PoolRef(key[0], live.owner[1]) if live.owner is not None else None
 
 
 def pool_owner(live: Json) -> Json | None:
@@ -234,7 +267,7 @@ def trimmed(resource: Resource, raw: Json) -> Json:
     live: Json = {"metadata": metadata}
     if resource is CONTROLLER_REVISIONS:
         live["revision"] = raw.get("revision", 0)
-        live["data"] = json.dumps(raw.get("data"))  # as text: a tenth of what its values would hold in memory
+        live["data"] = json.dumps(raw.get("data"))  # as text: what was read of it once is found by it
     if resource is DEPLOYMENTS:
         spec = raw.get("spec", {})
         template = _pod_spec(spec.get("template", {}).get("spec", {}))
@@ -253,7 +286,7 @@ def _pod_spec(spec: Json) -> Json:
     return {"nodeName": spec.get("nodeName", ""), "limits": [each for each in limits if each]}
 
 
-def _drop(index: defaultdict[Any, dict[Any, Json]], outer: Any, inner: Any) -> None:
+def _drop(index: defaultdict[Any, dict[Any, _Kept]], outer: Any, inner: Any) -> None:
     index[outer].pop(inner, None)
     if not index[outer]:
         del index[outer]

@@ -64,7 +64,9 @@ class Pages:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         # Compressing a page costs an engine more than sending it.
         plain = {"Accept-Encoding": "identity"}
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=plain, trust_env=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=plain, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PERIOD_S: Final = 60.0
 RETRY_S: Final = 3.0
+AT_ONCE: Final = 2
+"""Kinds listed side by side: all at once they hold up whatever else the API server is asked, and take much memory."""
 SELECTOR: Final = names.LABEL_POOL
 """Children and pods carry this label; the server leaves out everything else."""
 
@@ -86,14 +88,17 @@ class Relist:
     async def _round(self) -> bool:
         # After a failure the server's cache may be behind: then the consistent, dearer list.
         consistent, self._good = not self._good, True
-        await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
+        slots = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(*(self._one(resource, slots, consistent=consistent) for resource in WATCHED))
         if self._good:
             self.good_at = self._clock()
         return self._good
 
-    async def _one(self, resource: Resource, *, consistent: bool) -> None:
+    async def _one(self, resource: Resource, slots: asyncio.Semaphore, *, consistent: bool) -> None:
         try:
-            listing = await self._kube.list_heads(resource, self._namespace, selector(resource), consistent=consistent)
+            async with slots:
+                namespace, labels = self._namespace, selector(resource)
+                listing = await self._kube.list_heads(resource, namespace, labels, consistent=consistent)
         except ApiError as fault:
             if resource in OPTIONAL_RESOURCES:
                 await self._do_without(resource, fault)
