@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdpool_router.flow.fairness import QUANTUM_TOKENS, FairQueue, Waiting
+from pdpool_router.flow.fairness import FairQueue, Waiting
 from pdpool_router.flow.quotas import Quota
 
 
@@ -58,12 +58,22 @@ def test_tenants_share_tokens_by_weight(weights: tuple[int, int], share: float) 
     assert done["long"] / done.total() == pytest.approx(share, abs=0.03)
 
 
+def test_weights_count_from_the_first_request_on() -> None:
+    """Also where few and short requests wait: of each four that go three are of the tenant of threefold weight."""
+    queue = FairQueue(patience_s=1e9)
+    for _ in range(12):
+        queue.push(waiting("light", weight=1, cost=25))
+        queue.push(waiting("heavy", weight=3, cost=25))
+    gone = [one.tenant for one in drained(queue)]
+    assert [gone[: 4 * rounds].count("heavy") for rounds in (1, 2, 3, 4)] == [3, 6, 9, 12]
+
+
 def test_a_huge_prompt_delays_only_its_own_tenant() -> None:
     """Others with short prompts pass it until its tenant's credit has grown to its cost."""
     queue = FairQueue(patience_s=1e9)
-    huge = waiting("rag", cost=50 * QUANTUM_TOKENS)
+    huge = waiting("rag", cost=100_000)
     queue.push(huge)
-    shorts = [waiting("chat", cost=QUANTUM_TOKENS // 2) for _ in range(40)]
+    shorts = [waiting("chat", cost=1000) for _ in range(40)]
     for one in shorts:
         queue.push(one)
     assert drained(queue)[:40] == shorts

@@ -3,8 +3,9 @@
 Boundary: order and bounds of what waits; when there is room, and what waiting means to a client, is `admission`.
 Within one priority tenants share by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) on predicted tokens, so
 that a tenant of long prompts gets the same work done as one of many short ones, and a huge prompt delays only its own
-tenant. Within a tenant it is first come, first served. A request that has waited longer than `patience_s` goes before
-every other, so that no priority can starve another for ever.
+tenant. A turn is worth one token: with larger ones short requests alternate, whatever their tenants' weights, until a
+turn's worth is spent. Within a tenant it is first come, first served. A request that has waited longer than
+`patience_s` goes before every other, so that no priority can starve another for ever.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-QUANTUM_TOKENS: Final = 2048
-"""What one turn adds to a tenant's credit, for a weight of 1."""
 
 
 class Waiting(msgspec.Struct, eq=False):
@@ -51,9 +49,9 @@ class _Flow:
         return next(iter(self.waiting.values()))
 
     def turns_needed(self) -> int:
-        """Turns until the credit covers the head; 0: it does."""
+        """Turns until the credit covers the head, each of `weight` tokens; 0: it does."""
         lacking = self.head.cost_tokens - self.credit_tokens
-        return max(0, -(-lacking // (self.weight * QUANTUM_TOKENS)))
+        return max(0, -(-lacking // self.weight))
 
 
 class FairQueue:
@@ -115,10 +113,10 @@ class FairQueue:
 
     def _fair(self) -> Waiting:
         level = self._levels[max(self._levels)]
-        # All turns that pass before somebody can go are given at once: a huge prompt must not cost a long loop.
+        # All turns that pass before somebody can go are given at once: a prompt must not cost a loop over its tokens.
         turns = min(flow.turns_needed() for flow in level.values())
         for flow in level.values():
-            flow.credit_tokens += turns * flow.weight * QUANTUM_TOKENS
+            flow.credit_tokens += turns * flow.weight
         for tenant, flow in level.items():
             if not flow.turns_needed():
                 head = flow.head
