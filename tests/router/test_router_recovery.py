@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pdpool_router.feeds import probes
+from pdpool_router.forward.transport import Transport
 from pdpool_router.state import health
 from tests.router.conftest import PROMPT, config, eventually
 
@@ -119,6 +120,34 @@ async def test_what_an_old_revision_handed_over_goes_to_no_new_one(site: MakeSit
     (taken,) = here.decode[1].generations()
     (given,) = here.prefill[1].generations()
     assert taken.json()["kv_transfer_params"]["remote_request_id"].find(given.header("x-request-id")) >= 0
+    assert await here.metric("orphaned_prefills_total") == 1
+
+
+async def test_a_revision_whose_last_decode_is_gone_costs_no_request(
+    site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No connection, and no other decode of the revision: both legs on a pair of another one."""
+
+    async def healthy(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Transport, "healthy", healthy)  # so that no probe finds out before the request does
+    here = await site(prefill=2, decode=2)
+    pairs = (("prefill", here.prefill), ("decode", here.decode))
+    static = [
+        {"role": role, "url": one.url, "revision": f"r{number}"} for role, of in pairs for number, one in enumerate(of)
+    ]
+    here.router.configure(config(static, routing={"policy": "LeastLoaded"}))
+    busy = [here.router.endpoints.inflight.reserve(one) for one in here.router.endpoints.all() if one.revision == "r1"]
+    await here.decode[0].close_listener()
+    answer = await here.complete()
+    for lease in busy:
+        lease.release()
+    assert (answer.status_code, answer.headers["x-pdpool-prefill"]) == (200, "remote")
+    (given,) = here.prefill[1].generations()
+    (taken,) = here.decode[1].generations()
+    assert taken.json()["kv_transfer_params"]["remote_request_id"].find(given.header("x-request-id")) >= 0
+    assert await here.metric("retries_total", leg="pair") == 1
     assert await here.metric("orphaned_prefills_total") == 1
 
 

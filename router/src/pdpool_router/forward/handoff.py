@@ -7,7 +7,7 @@ Boundary: the order of legs, what is tried again and what is not, and who is bla
 - Prefill: a connection that cannot be made or breaks, or 5xx, or a request given up: once elsewhere. Only where
   nothing can be connected to and no other prefill is left does the configured fallback decide.
 - Decode: no connection: the same parameters once at another decode of the revision. A break, 5xx or a request given
-  up before the first byte: both legs once, on another pair.
+  up before the first byte, or no other decode of the revision: both legs once, on another pair.
 - A silent engine is 504, and nothing is tried again. Nor is it after a byte of the answer was forwarded.
 
 The parameters of one prefill answer go to one decode request only, with the very prompt they were made for.
@@ -355,12 +355,14 @@ class Journey(msgspec.Struct, eq=False):
         choice, prefill, failed = self._forwarder.choice, self._prefill, self._endpoint
         if prefill is not None and isinstance(fault, ConnectFailed):
             self._request = without(self._request, failed)
-            if not self._may_reconnect or choice.place(self._request, prefill.revision) is None:
-                raise fault
-            self._may_reconnect = False
-            self._telemetry.retries["decode"] += 1
-            self._send_decode()
-            return
+            if choice.place(self._request, prefill.revision) is not None:
+                if not self._may_reconnect:
+                    raise fault
+                self._may_reconnect = False
+                self._telemetry.retries["decode"] += 1
+                self._send_decode()
+                return
+            # Nobody else of its revision: a pair of another one may be there.
         another = None
         if not isinstance(fault, EngineTimedOut) and not (isinstance(fault, EngineAborted) and fault.after_tokens):
             another = self._another_pair()
