@@ -1,4 +1,4 @@
-"""Rollouts and sizes on the real cluster: a node without a spare accelerator, and streams that outlive a smaller size.
+"""Rollouts and sizes on the real cluster: a node without a spare accelerator, and streams that outlive what they leave.
 
 Engines are stand-ins in pods, and the accelerator is a number in the node's status; scheduler, kubelet, router and
 operator are real.
@@ -7,6 +7,8 @@ operator are real.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -32,8 +34,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 READY_S: Final = 120.0
 RUNNING: Final = "vllm:num_requests_running"
 GPU: Final = "nvidia.com/gpu"
-STREAM_TOKENS: Final = 200
+STREAM_TOKENS: Final = 2000
 STEP_S: Final = 0.2
+"""Streams last for minutes, until their pod is told to hurry."""
+DRAIN_S: Final = 240
+DRAINED: Final = "e2e/drained"
 
 
 def _patch_status(api: ClusterApi, node: str, patch: list[dict[str, Any]]) -> None:
@@ -95,14 +100,22 @@ def _prompts(pod: PodView) -> float:
     return engine_metrics.read(pod.url).total(engine_metrics.PROMPT_TOKENS)
 
 
-def test_streams_outlive_a_smaller_size(api: ClusterApi, namespaces: Namespaces, say: Say) -> None:
-    """Long streams on both decode pods, one of which leaves: all end with [DONE], and it gets no new request (Q80)."""
+@pytest.fixture(scope="module")
+def streaming(api: ClusterApi, namespaces: Namespaces) -> Pool:
+    """A pool whose pods may take minutes to leave."""
     space = namespaces.make("drain")
-    settings = {"pace": {"step_s": STEP_S}}
-    api.create("inferencepools", space, standin_pool.manifest("drain", space, decode=2, drain_s=90, settings=settings))
-    pool = Pool(api, "drain", space)
-    pool.wait_ready(READY_S, say)
+    api.create("inferencepools", space, standin_pool.manifest("drain", space, decode=2, drain_s=DRAIN_S))
+    return Pool(api, "drain", space)
+
+
+@contextmanager
+def streams_on_both(pool: Pool, say: Say) -> Iterator[list[PodView]]:
+    """Two decode pods with a long stream on each; after the block every stream has to come to its own end."""
+    pool.api.patch("inferencepools", pool.name, pool.namespace, {"spec": {"decode": {"replicas": 2}}})
+    wait_for(lambda: len(pool.pods(Role.DECODE)) == 2 and pool.is_ready(), READY_S, "two decode pods", pool.summary)
     decodes = pool.ready_pods(Role.DECODE)
+    for pod in decodes:
+        standin_pool.set_pace(pod, step_s=STEP_S)
     streams: list[Stream] = []
 
     def busy() -> bool:
@@ -111,24 +124,79 @@ def test_streams_outlive_a_smaller_size(api: ClusterApi, namespaces: Namespaces,
         time.sleep(1.0)
         return all(_running(pod) >= 1 for pod in decodes)
 
-    wait_for(busy, 10.0, "a stream on each decode pod", pool.summary)
-    with Trickle(pool.service_url(), standin_pool.MODEL, every_s=0.5, max_tokens=2) as trickle:
-        api.patch("inferencepools", "drain", space, {"spec": {"decode": {"replicas": 1}}})
-        wait_for(lambda: bool(_marked(pool)), 20.0, "a pod marked", pool.summary)
+    wait_for(busy, 30.0, "a stream on each decode pod", pool.summary)
+    say(f"{len(streams)} streams on two decode pods")
+    yield decodes
+    for pod in pool.ready_pods(Role.DECODE):
+        standin_pool.set_pace(pod, step_s=0.0)
+    for stream in streams:
+        stream.thread.join(timeout=120)
+        assert stream.is_whole
+
+
+def _gets_nothing_new(leaving: PodView, trickle: Trickle) -> None:
+    """Requests are answered, and none of them by the pod that leaves, whose stream goes on."""
+    time.sleep(2.0)  # routers stop choosing it within 2 s
+
+    def passed_over() -> bool:
+        reached, answered = _prompts(leaving), len(trickle.outcomes)
+        wait_for(lambda: len(trickle.outcomes) > answered + 5, 60.0, "answers meanwhile")
+        return _prompts(leaving) == reached
+
+    wait_for(passed_over, 30.0, f"{leaving.name} without a new request")
+    assert _running(leaving) >= 1
+
+
+def test_streams_outlive_a_smaller_size(api: ClusterApi, streaming: Pool, say: Say) -> None:
+    """Long streams on both decode pods, one of which leaves: all end with [DONE], and it gets no new request (Q80)."""
+    pool = streaming
+    with (
+        streams_on_both(pool, say) as decodes,
+        Trickle(pool.service_url(), standin_pool.MODEL, every_s=0.5, max_tokens=2) as trickle,
+    ):
+        api.patch("inferencepools", pool.name, pool.namespace, {"spec": {"decode": {"replicas": 1}}})
+        wait_for(lambda: bool(_marked(pool)), 60.0, "a pod marked", pool.summary)
         (name,) = _marked(pool)
         victim = next(pod for pod in decodes if pod.name == name)
-        time.sleep(2.0)
-        reached = _prompts(victim)
-        time.sleep(8.0)
-        assert _running(victim) >= 1
-        assert _prompts(victim) == reached
+        _gets_nothing_new(victim, trickle)
+        standin_pool.set_pace(victim, step_s=0.0)
         took_s = wait_for(lambda: len(pool.pods(Role.DECODE)) == 1, 120.0, "the marked pod gone", pool.summary)
-        say(f"{name} left {took_s:.1f} s later, with {len(streams)} streams behind it")
+        say(f"{name} left {took_s:.1f} s after its streams could end")
         assert [pod.name for pod in pool.pods(Role.DECODE)] != [name]
     assert trickle.failures() == []
-    for stream in streams:
-        stream.thread.join(timeout=60)
-        assert stream.is_whole
+
+
+def test_streams_outlive_a_drain_of_their_node(api: ClusterApi, streaming: Pool, say: Say) -> None:
+    """`kubectl drain` takes a decode pod amid a stream: the stream ends whole, requests go to the other pod (Q80).
+
+    There is but one node: the drain is narrowed to one pod by a label, and its replacement waits until the node takes
+    pods again.
+    """
+    pool = streaming
+    (node,) = (each["metadata"]["name"] for each in api.items("nodes"))
+    with (
+        streams_on_both(pool, say) as (victim, other),
+        Trickle(pool.service_url(), standin_pool.MODEL, every_s=0.5, max_tokens=2) as trickle,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        api.kubectl(["label", "pod", victim.name, f"--namespace={pool.namespace}", f"{DRAINED}=yes"])
+        drain = ["drain", node, f"--pod-selector={DRAINED}=yes", "--delete-emptydir-data", f"--timeout={DRAIN_S}s"]
+        drained = threads.submit(api.kubectl, drain, timeout_s=DRAIN_S + 30.0)
+        try:
+            wait_for(lambda: victim.name in _leaving(pool), 60.0, "the pod asked to go", pool.summary)
+            _gets_nothing_new(victim, trickle)
+            wait_for(lambda: not pool.is_ready(), 60.0, "the pool told", pool.summary)
+            standin_pool.set_pace(victim, step_s=0.0)
+            drained.result()
+        finally:
+            api.kubectl(["uncordon", node])
+        pool.wait_ready(READY_S, say)
+        assert other.name in {pod.name for pod in pool.ready_pods(Role.DECODE)}
+    assert trickle.failures() == []
+
+
+def _leaving(pool: Pool) -> set[str]:
+    return {pod.name for pod in pool.pods() if pod.leaving}
 
 
 def _marked(pool: Pool) -> list[str]:
