@@ -204,6 +204,9 @@ async def test_an_endpoint_that_vanishes_before_it_is_connected_to(
 
     monkeypatch.setattr(Transport, "healthy", healthy)  # so that no probe finds out before the request does
     here = await site()
+    await here.complete()  # so that there are connections to those that are well: only one is still to be made
+    for engine in here.engines:
+        engine.requests.clear()
     engines = {"prefill": here.p, "decode": here.d}
     well = engines.pop(role)
     ((other_role, other),) = engines.items()
