@@ -135,6 +135,11 @@ picture-dashboard: ## The dashboard's panels as docs/img/dashboard.png, from a r
 	@PDPOOL_BENCH= tools/install
 	@$(PY) -m e2e.observability.picture
 
+.PHONY: picture-demo
+picture-demo: demo ## The same of the demo's real engines, as docs/img/demo.png: a busy time in which decode grows and shrinks (five minutes)
+	@PDPOOL_BENCH= tools/install
+	@$(PY) -m e2e.observability.demo
+
 .PHONY: bench-operator
 bench-operator: install ## What 50 and 500 pools cost the operator, and how soon an edit arrives (QUICK=1, JSON=file)
 	@$(PY) -m e2e.bench.operator

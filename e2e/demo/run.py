@@ -140,7 +140,8 @@ def serve(options: Options, view: View, place: Place) -> account.Measured:
             applied_s = time.time()
             _apply(options, place, wanted)
         with view.step(READY) as step:
-            pool.wait_ready(options.ready_timeout_s, lambda word: view.say(step, word))
+            # Without the words before: the step itself says what is waited for.
+            pool.wait_ready(options.ready_timeout_s, lambda word: view.say(step, word.partition(": ")[2]))
             ready_s = time.time()
         with view.step(ANSWERS):
             return _answers(pool, wanted, starts, applied_s, ready_s, fresh=not was_there)

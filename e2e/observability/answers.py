@@ -58,16 +58,17 @@ class Board:
             httpx.HTTPError: Prometheus refuses a query, or is not there.
         """
         drawn: Series = {}
-        for query, legend in panel.queries:
-            asked: dict[str, str | float] = {
-                "query": self.filled(query),
-                "start": start_s,
-                "end": end_s,
-                "step": step_s,
-            }
-            answer = httpx.get(f"{self.url}/api/v1/query_range", params=asked, timeout=30).raise_for_status()
-            for each in answer.json()["data"]["result"]:
-                drawn[_named(legend, each["metric"])] = [(float(at), float(value)) for at, value in each["values"]]
+        with httpx.Client(base_url=self.url, timeout=30) as client:
+            for query, legend in panel.queries:
+                asked: dict[str, str | float] = {
+                    "query": self.filled(query),
+                    "start": start_s,
+                    "end": end_s,
+                    "step": step_s,
+                }
+                answer = client.get("/api/v1/query_range", params=asked).raise_for_status()
+                for each in answer.json()["data"]["result"]:
+                    drawn[_named(legend, each["metric"])] = [(float(at), float(value)) for at, value in each["values"]]
         return drawn
 
 

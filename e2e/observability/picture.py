@@ -71,8 +71,16 @@ async def day(pool: Watched, part_s: float) -> None:
     await _crowd(pool, QUIET, part_s)
 
 
-def draw(board: Board, start_s: float, end_s: float, file: Path) -> None:
-    """Every panel of the rows, as the dashboard has them.
+def draw(
+    board: Board,
+    titles: Sequence[str],
+    start_s: float,
+    end_s: float,
+    file: Path,
+    *,
+    left_out: frozenset[str] = frozenset(),
+) -> None:
+    """Every panel of the rows of these titles, as the dashboard has them, but those that are left out.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -80,12 +88,12 @@ def draw(board: Board, start_s: float, end_s: float, file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see the module's boundary
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    rows = [row for row in dashboard.ROWS if row.title in ROWS]
+    rows = [row for row in dashboard.ROWS if row.title in titles]
     across = max(len(row.panels) for row in rows)
     figure = Figure(figsize=(4.0 * across, 2.7 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     for line, row in zip(figure.subplots(len(rows), across, squeeze=False), rows, strict=True):
-        panels = [panel for panel in row.panels if panel.title not in LEFT_OUT]
+        panels = [panel for panel in row.panels if panel.title not in left_out]
         for place, axes in enumerate(line):
             if place >= len(panels):
                 axes.axis("off")
@@ -107,7 +115,7 @@ async def _run(file: Path, part_s: float) -> None:
         async with watched(Path(folder), limits=limits) as pool:
             start_s = time.time()
             await day(pool, part_s)
-            await asyncio.to_thread(draw, pool.board, start_s, time.time(), file)
+            await asyncio.to_thread(draw, pool.board, ROWS, start_s, time.time(), file, left_out=LEFT_OUT)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

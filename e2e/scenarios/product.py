@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from e2e.scenarios.pools import Say, view, wait_for
+from pdpool_api.names import OPERATOR_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +91,11 @@ class Operator:
             LateError: it is not; with its pods' states.
         """
         wait_for(self._is_rolled_out, timeout_s, f"operator {self.namespace}/{self.name}", self._summary, say)
+
+    def metrics_addresses(self) -> list[str]:
+        """Where its ready replicas are scraped."""
+        pods = [view(pod) for pod in self._pods()]
+        return [f"{pod.ip}:{OPERATOR_PORT}" for pod in pods if pod.ready]
 
     def kill(self) -> None:
         """End every pod of it at once, without a grace period; its Deployment brings another."""

@@ -57,10 +57,10 @@ class Guard:
         }
 
 
-def configuration(pools: JsonObject, exporter: str, operators: Iterable[str] = ()) -> JsonObject:
+def configuration(pools: JsonObject, exporter: str | None, operators: Iterable[str] = ()) -> JsonObject:
     """What is scraped: pools (`found_at` or `fixed`), an exporter of GPU metrics, replicas of the operator."""
     every = {"scrape_interval": f"{EVERY_S}s", "scrape_timeout": f"{EVERY_S}s"}
-    gpus = [{"targets": [exporter], "labels": EXPORTER_POD}]
+    gpus = [{"targets": [exporter] if exporter else [], "labels": EXPORTER_POD}]
     # As the chart's PodMonitor: the operator says itself which pool a series is of.
     ours = [{"targets": list(operators), "labels": {"namespace": "pdpool-system"}}]
     return {

@@ -11,8 +11,8 @@ import pytest
 from e2e.observability.answers import Board
 from e2e.scenarios import gpu_exporter, host_page, prometheus
 from e2e.scenarios.crowd import Crowd
-from e2e.scenarios.pools import view, wait_for
-from pdpool_api.names import OPERATOR_PORT, Role
+from e2e.scenarios.pools import wait_for
+from pdpool_api.names import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from conftest import RealPool, Say
 
-    from e2e.scenarios.api import ClusterApi
     from e2e.scenarios.pools import Pool
     from e2e.scenarios.product import Operator
 
@@ -78,7 +77,7 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
         host_page.serving(lambda: prometheus.targets(pool), "application/json") as discovery,
         prometheus.running(
             tmp_path,
-            prometheus.configuration(prometheus.found_at(discovery), exporter, replicas_of(pool.api, operator)),
+            prometheus.configuration(prometheus.found_at(discovery), exporter, operator.metrics_addresses()),
         ) as url,
         scaled(pool, url),
         Crowd(pool.service_url(), real_pool.model, 3 * SEQUENCES) as crowd,
@@ -94,7 +93,7 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
         say(f"decode: the second replica is ready after {took_s:.0f} s")
         assert pool.condition("ScalingActive")["status"] == "True"
         of_decode = f'namespace="{pool.namespace}",pool="{pool.name}",role="decode"'
-        assert f'pdpool_operator_demand{{{of_decode},signal="GpuTensorActive"}}' in metrics_of(pool.api, operator)
+        assert f'pdpool_operator_demand{{{of_decode},signal="GpuTensorActive"}}' in metrics_of(operator)
         hasty = {"decode": {"autoscaling": {"scaleDown": {"stabilizationSeconds": HASTY_S}}}}
         pool.api.patch("inferencepools", pool.name, pool.namespace, {"spec": hasty})
         wait_for(lambda: len(pool.pods(Role.DECODE)) == 1, 120, "one left", pool.summary)
@@ -104,12 +103,6 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
     assert crowd.succeeded > 3 * SEQUENCES
 
 
-def replicas_of(api: ClusterApi, operator: Operator) -> list[str]:
-    """Addresses of the operator's replicas; a pod of `helm test` has ended beside them."""
-    pods = [view(each) for each in api.items("pods", operator.namespace)]
-    return [f"{pod.ip}:{OPERATOR_PORT}" for pod in pods if pod.ready and pod.name.startswith(operator.name)]
-
-
-def metrics_of(api: ClusterApi, operator: Operator) -> str:
+def metrics_of(operator: Operator) -> str:
     """The metrics of the operator's replicas, of which one acts."""
-    return "".join(httpx.get(f"http://{each}/metrics", timeout=10).text for each in replicas_of(api, operator))
+    return "".join(httpx.get(f"http://{each}/metrics", timeout=10).text for each in operator.metrics_addresses())

@@ -1,0 +1,98 @@
+"""`python -m e2e.observability.demo`: the dashboard's panels as a picture, from the real engines of `make demo`.
+
+Boundary: the demo's own cluster and pool, which must be there. Sizes of decode follow its queue for as long as this
+runs, and are then as before. There are no GPUs, so that their row is left out. Needs matplotlib, as `picture`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from e2e.cluster import DEFAULT_NODE_NAME, load
+from e2e.cluster.binaries import cached_path
+from e2e.observability import dashboard
+from e2e.observability.answers import Board
+from e2e.observability.picture import draw
+from e2e.scenarios import host_page, product, prometheus
+from e2e.scenarios.api import ClusterApi
+from e2e.scenarios.crowd import Crowd
+from e2e.scenarios.pools import LateError, Pool, wait_for
+from pdpool_api.names import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE: Final = Path(__file__).resolve().parents[2] / "docs" / "img" / "demo.png"
+ROWS: Final = tuple(row.title for row in dashboard.ROWS if not row.title.startswith("GPU"))
+MODEL: Final = "tiny"
+QUIET, BUSY = 2, 24
+PART_S: Final = 30.0
+CHANGED_S: Final = 90.0
+"""For a second replica to come, or to go again; on a machine that takes longer the picture shows that."""
+AUTOSCALED: Final[dict[str, Any]] = {
+    "minReplicas": 1,
+    "maxReplicas": 2,
+    "signals": [{"type": "QueueDepth", "target": 4}],
+    "scaleDown": {"stabilizationSeconds": 20},
+}
+
+
+@contextmanager
+def _autoscaled(pool: Pool) -> Iterator[None]:
+    def change(decode: dict[str, Any], of_pool: dict[str, Any] | None) -> None:
+        spec = {"decode": decode, "autoscaling": of_pool}
+        pool.api.patch("inferencepools", pool.name, pool.namespace, {"spec": spec})
+
+    change({"replicas": None, "autoscaling": AUTOSCALED}, {"intervalSeconds": 5})
+    try:
+        yield
+    finally:
+        change({"replicas": 1, "autoscaling": None}, None)
+
+
+def _day(pool: Pool) -> None:
+    """Quiet, busy until a second decode replica serves and for a while longer, quiet until it has gone."""
+    url = pool.service_url()
+    with Crowd(url, MODEL, QUIET):
+        time.sleep(PART_S)
+    with Crowd(url, MODEL, BUSY), suppress(LateError):
+        wait_for(lambda: len(pool.ready_pods(Role.DECODE)) > 1, CHANGED_S, "a second replica", pool.summary, print)
+        time.sleep(PART_S)
+    with Crowd(url, MODEL, QUIET), suppress(LateError):
+        wait_for(lambda: len(pool.pods(Role.DECODE)) == 1, CHANGED_S, "one replica left", pool.summary, print)
+        time.sleep(PART_S)
+
+
+def main() -> None:
+    """Write the picture of the documentation."""
+    importlib.import_module("matplotlib")  # its absence is told before the day, not after it
+    layout = load(DEFAULT_NODE_NAME)
+    if layout is None:
+        raise SystemExit("the demo is not there: `make demo`")
+    api = ClusterApi(layout.kubeconfig, str(cached_path("kubectl")))
+    pool, operator = Pool(api, MODEL), product.operator(api)
+    with (
+        tempfile.TemporaryDirectory(prefix="pdpool-picture-") as folder,
+        host_page.serving(lambda: prometheus.targets(pool), "application/json") as discovery,
+        prometheus.running(
+            Path(folder), prometheus.configuration(prometheus.found_at(discovery), None, operator.metrics_addresses())
+        ) as url,
+        _autoscaled(pool),
+    ):
+        start_s, board = time.time(), Board(url, pool.namespace, pool.name)
+        _day(pool)
+        missing = [query for query in board.unanswered() if "DCGM" not in query]
+        draw(board, ROWS, start_s, time.time(), FILE)
+    api.close()
+    print(FILE)
+    if missing:
+        raise SystemExit("without a series: " + "; ".join(missing))
+
+
+if __name__ == "__main__":
+    main()
