@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from pdpool_router.forward.transport import Transport
+from pdpool_router.state import health
 from tests.router.conftest import PROMPT, RawClient, config, eventually, raw_post
 
 if TYPE_CHECKING:
@@ -473,8 +474,10 @@ async def test_health_tells_that_only_prefill_is_missing(site: MakeSite) -> None
     assert (await strict.complete()).headers["x-pdpool-prefill"] == "remote"
 
 
-async def test_counts_end_at_zero_whatever_happens(site: MakeSite) -> None:
+async def test_counts_end_at_zero_whatever_happens(site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Q69: aborts in any phase, errors and timeouts leave no request counted, and the next requests spread evenly."""
+    monkeypatch.setattr(health, "LONGEST_PAUSE_S", health.FIRST_PAUSE_S)
+    monkeypatch.setattr(health, "RAMP_S", 0.5)
     here = await site(prefill=2, decode=2, limits={"prefillSeconds": 0.6, "idleSeconds": 0.6})
     for engine in here.engines:
         engine.set_pace(step_s=0.002)
