@@ -40,7 +40,7 @@ fmt: install ## Format and mend what can be mended
 
 .PHONY: unit
 unit: install ## Tests that need no cluster and no engine
-	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser and not argocd"
+	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser and not argocd and not node"
 
 .PHONY: test-api
 test-api: install ## Tests against a real API server
@@ -49,6 +49,10 @@ test-api: install ## Tests against a real API server
 .PHONY: e2e
 e2e: install ## Tests on the real cluster, with real engines
 	@$(PYTEST) -v -m cluster tests/cluster tests/e2e
+
+.PHONY: e2e-node
+e2e-node: install ## A silent kubelet, a slow start, a hanging engine on the real cluster (6 min; outside `make test`)
+	@$(PYTEST) -v -m node tests/e2e
 
 .PHONY: test-page
 test-page: install ## The router's page in real Chromium (installs it, 120 MB; outside `make test`)

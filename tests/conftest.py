@@ -7,8 +7,8 @@ from hypothesis import settings
 settings.register_profile("pdpool", deadline=None, print_blob=True)
 settings.load_profile("pdpool")
 
-ON_REQUEST = ("argocd", "browser")
-"""Markers of tests that install or build much: they run only where they are asked for by exactly this name."""
+ON_REQUEST = ("argocd", "browser", "node")
+"""Markers of tests that install, build or wait for much: they run only where asked for by exactly this name."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

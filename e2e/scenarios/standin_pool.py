@@ -28,7 +28,7 @@ MODEL: Final = "stand-in"
 IMAGE: Final = "localhost/pause:1"
 SETTINGS_VARIABLE: Final = "PDPOOL_STANDIN"
 ADMIN_PORT: Final = 8900
-PACE_TIMEOUT_S: Final = 30.0
+ADMIN_TIMEOUT_S: Final = 30.0
 
 
 def _mounts() -> Mapping[str, tuple[Path, str]]:
@@ -110,4 +110,14 @@ def set_pace(pod: PodView, *, step_s: float) -> None:
         httpx.HTTPError: the pod does not answer, or refuses.
     """
     url = f"http://{pod.ip}:{ADMIN_PORT}/pace"
-    httpx.put(url, json={"step_s": step_s}, timeout=PACE_TIMEOUT_S).raise_for_status()
+    httpx.put(url, json={"step_s": step_s}, timeout=ADMIN_TIMEOUT_S).raise_for_status()
+
+
+def add_rule(pod: PodView, **fields: Any) -> None:
+    """A fault of an engine from now on, until it is restarted (`standin.script.Rule`).
+
+    Raises:
+        httpx.HTTPError: the pod does not answer, or refuses.
+    """
+    url = f"http://{pod.ip}:{ADMIN_PORT}/rules"
+    httpx.post(url, json=fields, timeout=ADMIN_TIMEOUT_S).raise_for_status()
