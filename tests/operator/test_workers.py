@@ -13,7 +13,8 @@ from pdpool_operator.records import POOLS, Images, PoolRef
 if TYPE_CHECKING:
     import pytest
 
-POOLS_THERE = 3 * max(workers.AT_ONCE, workers.MOST_WARM)
+WARM = 32
+POOLS_THERE = 3 * max(workers.AT_ONCE, WARM)
 
 
 async def test_thousands_of_pools_need_no_memory_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +40,7 @@ async def test_thousands_of_pools_need_no_memory_for_each(monkeypatch: pytest.Mo
         return Result(look_again_s=LOOK_AGAIN_S, clean=True)
 
     monkeypatch.setattr(workers, "reconcile", reconcile)
+    monkeypatch.setattr(workers, "MOST_WARM", WARM)
     kube: Any = None  # nothing is asked of an API server before a look
     found = workers.Workers(kube, cluster, Images(engine="e:1", router="r:1"))
     with found._active():
@@ -46,7 +48,7 @@ async def test_thousands_of_pools_need_no_memory_for_each(monkeypatch: pytest.Mo
             found.wake(ref)
         async with asyncio.timeout(60):
             await done.wait()
-        assert len(found._warm) <= workers.MOST_WARM
+        assert len(found._warm) <= WARM
         await found._end()
     assert 1 < most <= workers.AT_ONCE
     assert not found._warm
