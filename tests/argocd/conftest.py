@@ -1,4 +1,4 @@
-"""Real Argo CD beside a control plane: application controller, repo server and Redis as processes of this machine."""
+"""Real Argo CD beside a control plane: its controllers, repo server and Redis as processes of this machine."""
 
 from __future__ import annotations
 
@@ -88,8 +88,29 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return found
 
 
+@dataclass(frozen=True)
+class Argo:
+    """Argo CD at work."""
+
+    folder: Path
+    environment: dict[str, str]
+    repo_server: str
+
+    @contextmanager
+    def application_sets(self) -> Iterator[None]:
+        """Its ApplicationSet controller too, for the block."""
+        ports = [f"--{name}-addr=127.0.0.1:{free_port()}" for name in ("metrics", "probe", "webhook")]
+        command = [
+            str(self.folder / "bin" / "argocd-applicationset-controller"),
+            *("--namespace", NAMESPACE, *ports),
+            *("--argocd-repo-server", self.repo_server, "--repo-server-plaintext"),
+        ]
+        with _running({"applicationset-controller": command}, self.environment, self.folder):
+            yield
+
+
 @pytest.fixture(scope="session")
-def argo(plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def argo(plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Argo]:
     """Argo CD at work, with the health check of manifests/argocd among its settings."""
     folder = tmp_path_factory.mktemp("argocd")
     _settings(plane)
@@ -120,7 +141,7 @@ def argo(plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         ],
     }
     with _running(commands, environment, folder):
-        yield
+        yield Argo(folder, environment, f"127.0.0.1:{repo}")
 
 
 def _environment(folder: Path, kubeconfig: Path) -> dict[str, str]:
@@ -128,7 +149,7 @@ def _environment(folder: Path, kubeconfig: Path) -> dict[str, str]:
     programs = folder / "bin"
     programs.mkdir()
     found = ensure(["argocd", "helm3"], Progress("argocd"))
-    for name in ("argocd-repo-server", "argocd-application-controller"):
+    for name in ("argocd-repo-server", "argocd-application-controller", "argocd-applicationset-controller"):
         (programs / name).symlink_to(found["argocd"])
     (programs / "helm").symlink_to(found["helm3"])
     return {
