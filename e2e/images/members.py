@@ -153,7 +153,10 @@ def _install(root: Path, arguments: Sequence[str]) -> None:
 
 
 def _forget_origins(site: Path) -> None:
-    """Remove where and when each package was installed from: the same package is the same bytes."""
+    """Remove where, when and by whom each package was installed: the same package is the same bytes.
+
+    Scripts are gone already; what is recorded of them tells the path of the Python that installed them.
+    """
     for found in site.glob("*.dist-info"):
         for name in _ORIGINS:
             (found / name).unlink(missing_ok=True)
@@ -163,7 +166,7 @@ def _forget_origins(site: Path) -> None:
 
 
 def _recorded(found: Path) -> tuple[str, ...]:
-    return tuple(f"{found.name}/{name}," for name in _ORIGINS)
+    return ("bin/", *(f"{found.name}/{name}," for name in _ORIGINS))
 
 
 def _compile(site: Path) -> None:

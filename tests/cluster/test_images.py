@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from e2e.cluster import Cluster, Progress
-from e2e.images import oci
+from e2e.images import members, oci
 from e2e.images.build import NAMES, build, image_name
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ def test_a_layer_depends_on_content_and_not_on_times(tmp_path: Path) -> None:
     assert first.digest == second.digest
     (tmp_path / "b" / "bin" / "run-me").chmod(0o700)
     assert oci.layer(tmp_path / "b", tmp_path / "c.tar").digest != first.digest
+
+
+def test_a_package_does_not_tell_who_installed_it(tmp_path: Path) -> None:
+    """Neither its address nor the script that named the Python of the installing checkout stays in its record."""
+    info = tmp_path / "p-1.dist-info"
+    info.mkdir()
+    (info / "direct_url.json").write_text("{}")
+    kept = "p/bin/tool.py,sha256=a,1\np-1.dist-info/RECORD,,\n"
+    (info / "RECORD").write_text("bin/p,sha256=of-a-path,312\np-1.dist-info/direct_url.json,,\n" + kept)
+    members._forget_origins(tmp_path)
+    assert (info / "RECORD").read_text() == kept
+    assert not (info / "direct_url.json").exists()
 
 
 def test_a_layer_keeps_links_modes_and_leaves_out_what_it_is_told_to(tmp_path: Path) -> None:
