@@ -40,7 +40,7 @@ fmt: install ## Format and mend what can be mended
 
 .PHONY: unit
 unit: install ## Tests that need no cluster and no engine
-	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine and not browser and not argocd and not node"
+	@$(PYTEST) -q -n 2 -m "not api and not cluster and not engine"
 
 .PHONY: test-api
 test-api: install ## Tests against a real API server

@@ -27,7 +27,7 @@ import uvloop
 from e2e.cluster.progress import Progress
 from e2e.engine import model
 from e2e.engine.real import EngineSet, RealEngine
-from pdpool_sim.figure import Figure, as_json
+from pdpool_sim.figure import Figure, as_json, as_text
 from pdpool_sim.gaps import Gaps
 from pdpool_sim.measured import Answer, Played, Settings, at_once, conversations, measure
 
@@ -206,7 +206,7 @@ def main() -> int:
             rows, cached = compared(player, engine, rounds, rng, progress)
     print(table(rows))
     others = conditions(engine, cached)
-    print("\n".join(f"{each.name}: {each.value:.4g} {each.unit}".rstrip() for each in others))
+    print(as_text(others))
     if path := os.environ.get("JSON"):
         sides = [
             Figure(f"{row.rate:.1f} requests/s: {row.figure}, {side}", value, "ms")

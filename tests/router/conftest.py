@@ -17,6 +17,7 @@ from e2e.cluster.fixtures import bare_control_plane
 from e2e.engine.standin import Standin
 from pdpool_api.router_config import RouterConfig, from_mapping
 from pdpool_router.assembly import Router
+from pdpool_router.forward.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -76,6 +77,16 @@ class Site:
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
         await eventually(lambda: not self.router.endpoints.inflight.requests)
+
+
+@pytest.fixture
+def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every probe finds its endpoint well, so that none finds out before a request does."""
+
+    async def healthy(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Transport, "healthy", healthy)
 
 
 @pytest.fixture

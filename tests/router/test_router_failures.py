@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pdpool_router.forward.transport import Transport
 from pdpool_router.state import health
 from tests.router.conftest import PROMPT, RawClient, config, eventually, raw_post
 
@@ -188,22 +187,18 @@ UNREACHABLE = "http://224.0.0.1:8000"
 """A group of hosts: no system connects to one."""
 
 
+@pytest.mark.usefixtures("unprobed")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("how", ["is gone", "cannot be reached", "does not answer"])
 @pytest.mark.parametrize("alone", [False, True], ids=["of two", "alone"])
 async def test_an_endpoint_that_vanishes_before_it_is_connected_to(
-    site: MakeSite, monkeypatch: pytest.MonkeyPatch, role: str, how: str, *, alone: bool
+    site: MakeSite, role: str, how: str, *, alone: bool
 ) -> None:
     """Chosen, but no connection: prefill once elsewhere, else the fallback; decode the same parameters once elsewhere.
 
     The same whether it left the list while the connection was being made, its address cannot be reached, or nothing
     answers there in time. That a connection was refused is told by tests of its own.
     """
-
-    async def healthy(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(Transport, "healthy", healthy)  # so that no probe finds out before the request does
     here = await site()
     await here.complete()  # so that there are connections to those that are well: only one is still to be made
     for engine in here.engines:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pdpool_router.feeds import probes
-from pdpool_router.forward.transport import Transport
 from pdpool_router.state import health
 from tests.router.conftest import PROMPT, config, eventually
 
@@ -123,15 +122,9 @@ async def test_what_an_old_revision_handed_over_goes_to_no_new_one(site: MakeSit
     assert await here.metric("orphaned_prefills_total") == 1
 
 
-async def test_a_revision_whose_last_decode_is_gone_costs_no_request(
-    site: MakeSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("unprobed")
+async def test_a_revision_whose_last_decode_is_gone_costs_no_request(site: MakeSite) -> None:
     """No connection, and no other decode of the revision: both legs on a pair of another one."""
-
-    async def healthy(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(Transport, "healthy", healthy)  # so that no probe finds out before the request does
     here = await site(prefill=2, decode=2)
     pairs = (("prefill", here.prefill), ("decode", here.decode))
     static = [

@@ -227,7 +227,7 @@ def _settings(kinds: frozenset[Resource]) -> kopf.OperatorSettings:
         if (labels := selector(resource)) is not None:
             # By the server, for lists and watches; labels of a decorator filter in the client.
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = labels
-    # Thousands of objects come at the start, each in a task of its own that waits so long for more of the same.
+    # Thousands of objects come at the start: in pages, each object in a task that waits so long for more of the same.
     settings.queueing.idle_timeout = 0.2
     settings.watching.chunk_size = 100
     settings.watching.connect_timeout = 5

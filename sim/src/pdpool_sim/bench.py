@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 from pdpool_sim import plot
 from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OURS, OWN
 from pdpool_sim.experiment import Scene, Task, figures_at, limit, run_all
-from pdpool_sim.figure import Figure, as_json
+from pdpool_sim.figure import Figure, as_json, as_text
 from pdpool_sim.report import Row, figures, goal_lines, goals, table
 from pdpool_sim.run import Slo
 
@@ -89,7 +89,7 @@ def main() -> int:
         ),
         *(_limits(scenes[:2]) if chosen.limits else []),
     ]
-    _say("\n" + "\n".join(f"{each.name}: {each.value:.4g} {each.unit}".rstrip() for each in conditions))
+    _say("\n" + as_text(conditions))
     _say(f"{time.monotonic() - began:.0f} s")
     if path := os.environ.get("JSON"):
         written = as_json((*told, *conditions, *figures(rows)))

@@ -31,6 +31,11 @@ class Figure(NamedTuple):
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
+def as_text(figures: Iterable[Figure]) -> str:
+    """A line for each: name, value, unit."""
+    return "\n".join(f"{each.name}: {each.value:.4g} {each.unit}".rstrip() for each in figures)
+
+
 def as_json(figures: Iterable[Figure]) -> dict[str, dict[str, object]]:
     """`{name: {value, unit, goal, holds}}`; null stands for no goal, and for what JSON has no number for."""
     return {

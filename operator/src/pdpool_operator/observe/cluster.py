@@ -6,8 +6,8 @@ and a deletion is remembered until a younger list has been seen, so that an olde
 
 Objects are trimmed to what reconciles read: of children the metadata (with the operator's own `managedFields` entry),
 status, of a Deployment its size and what a pod of it holds, and of a ControllerRevision its content; of pods metadata,
-place and status. They are kept as JSON and read again at each look: as dicts they would take five times as much memory,
-for pools that hardly anybody looks at.
+place and status. They are kept as JSON and read again at each look: as dicts those of 500 pools took 68 MB, though few
+of them are looked at in a minute.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Cluster:
         return _Kept(_version(live), _pool_label(live), of, _encode(live), fields)
 
     def _shared(self, fields: Json) -> Json:
-        """One copy for all objects that are owned alike, as those of pools mostly are: most of an object's size."""
+        """One copy for all objects that are owned alike, as those of pools mostly are: they are large."""
         if len(self._shapes) > _MOST_SHAPES:
             self._shapes.clear()  # whoever holds one keeps it
         return self._shapes.setdefault(json.dumps(fields), fields)

@@ -62,7 +62,7 @@ class Pages:
         # Engines close a connection that is idle for 5 s, so none is kept for the next reading.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        # Compressing a page costs an engine more than sending it.
+        # Compressing a page costs an engine more than sending it; and no cookie of one pod goes to another.
         plain = {"Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=plain, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
