@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from e2e.cluster.pki import Authority, Identity
 from pdpool_api import names
@@ -154,6 +155,32 @@ async def test_engines_and_routers_are_asked_themselves(reader: Any, ports: Any)
     assert seen.of(DECODE).size == 2
     assert [each.start_s for each in seen.of(DECODE).pods] == [40.0, 40.0, None]
     assert not seen.of(DECODE).faults
+
+
+async def test_a_connection_is_kept_until_the_engine_ends_it() -> None:
+    """Half of what a reading costs is its connection; one that was ended meanwhile costs no reading."""
+    peers: list[Any] = []
+    transports: list[Any] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        transports.append(request.transport)
+        peers.append(request.transport.get_extra_info("peername") if request.transport else None)
+        return web.Response(body=b"# TYPE a gauge\na 1\n")
+
+    engine = web.ServerRunner(web.Server(answer))
+    await engine.setup()
+    try:
+        site = web.TCPSite(engine, "127.0.0.1", 0)
+        await site.start()
+        address = f"127.0.0.1:{engine.addresses[0][1]}"
+        async with Pages() as pages:
+            for _ in range(2):
+                assert (await pages.page(address, ["a"])).total("a") == 1
+            transports[-1].abort()
+            assert (await pages.page(address, ["a"])).total("a") == 1
+    finally:
+        await engine.cleanup()
+    assert peers[0] == peers[1] != peers[2]
 
 
 async def test_a_router_that_is_not_heard_is_known_to_be_missing(reader: Any, ports: Any) -> None:

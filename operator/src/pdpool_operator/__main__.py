@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import sys
 import uuid
@@ -36,12 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `pdpool-operator`; returns the exit status."""
     settings = parse(arguments)
     telemetry.configure_logs(settings.log_level, settings.log_format)
+    _allow_connections()
     try:
         asyncio.run(_until_stopped(settings))
     except kube.ConfigException as fault:
         _log.error("no credentials", fault=str(fault))
         return 2
     return 0
+
+
+def _allow_connections() -> None:
+    """Raises the soft limit of open files, often 1024, to the hard one: a connection to each engine is kept."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _until_stopped(settings: Settings) -> None:

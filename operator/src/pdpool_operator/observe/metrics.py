@@ -59,8 +59,8 @@ class Pages:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # Engines close a connection that is idle for 5 s, so none is kept for the next reading.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        # Half of what a reading costs is its connection. Ours is given up before the engine closes it.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=vllm.KEEP_ALIVE_S - TIMEOUT_S)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         # Compressing a page costs an engine more than sending it; and no cookie of one pod goes to another.
         plain = {"Accept-Encoding": "identity"}

@@ -6,7 +6,7 @@ Every function takes a spec whose images are resolved (`InferencePoolSpec.with_i
 from pdpool_api.engines.vllm.advice import advice
 from pdpool_api.engines.vllm.arguments import arguments, reserved_arguments, transfer_config
 from pdpool_api.engines.vllm.compatibility import Disagreement, disagreements, revision, settings, shared_settings
-from pdpool_api.engines.vllm.environment import environment
+from pdpool_api.engines.vllm.environment import KEEP_ALIVE_S, environment
 from pdpool_api.engines.vllm.flags import ArgumentError
 from pdpool_api.engines.vllm.lifecycle import drain_s, pre_stop, shutdown_timeout_s, termination_grace_seconds
 from pdpool_api.engines.vllm.parallelism import parallelism
@@ -24,6 +24,7 @@ from pdpool_api.engines.vllm.sizes import (
 from pdpool_api.engines.vllm.version import unsupported_version, version
 
 __all__ = [
+    "KEEP_ALIVE_S",
     "ArgumentError",
     "Disagreement",
     "advice",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
 
 
+KEEP_ALIVE_S: Final = 75
+"""How long the engine keeps an idle HTTP connection. By itself it closes one after 5 s, so that each reading of its
+metrics, and each request after a pause, costs both sides a new connection."""
 POD_NAME_VARIABLE: Final = "PDPOOL_POD_NAME"
 """Holds the pod's own name, for what must differ from pod to pod."""
 
@@ -28,6 +31,7 @@ def environment(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
         # Else the engine guesses by opening a socket to a public address, which a closed network may drop.
         _from_pod("VLLM_HOST_IP", "status.podIP"),
         _from_pod(POD_NAME_VARIABLE, "metadata.name"),
+        {"name": "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "value": str(KEEP_ALIVE_S)},
         *_of_model(spec),
         *(
             {"name": name, "value": value}
