@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -41,9 +42,11 @@ FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 60.0
 AT_ONCE: Final = 64
 """Looks side by side: more than requests (`kube.IN_FLIGHT`), as some wait for pods; each holds all that it builds."""
-MOST_WARM: Final = 512
-"""Pools, those looked at last, of which what was built is kept: a quarter of a megabyte each. A plan without it takes
-nine times as long: hundreds at once would hold up an edit for seconds (docs/benchmarks.md)."""
+EARLIEST: Final = 0.7
+"""Share of its deadline after which a pool may be looked at: those that began together must not come due together, as
+an edit would wait behind them."""
+MOST_WARM: Final = 64
+"""Pools, those looked at last, of which what was built is kept: a quarter of a megabyte each (docs/benchmarks.md)."""
 
 _log = structlog.get_logger(__name__)
 
@@ -144,7 +147,7 @@ class Workers:
         deadline_s = LOOK_AGAIN_S
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(deadline_s):
+                async with asyncio.timeout(deadline_s * random.uniform(EARLIEST, 1)):  # noqa: S311 - no secret
                     await wake.wait()
             await asyncio.sleep(COALESCE_S)
             async with self._slots:

@@ -55,6 +55,10 @@ class RoleSettings(Section):
     attention_backends: AttentionBackends = AttentionBackends()
 
 
+_NOTHING: Final = RoleSettings()
+"""Of an engine that a profile does not name; one for all, as pydantic copies the defaults of each new one deeply."""
+
+
 class DenseTflops(Section):
     """Dense (not sparse) tensor-core speed, in 10^12 floating-point operations a second; fp8 absent: not supported."""
 
@@ -113,8 +117,10 @@ class Profile(Section):
 
     def settings(self, engine: str, role: Role) -> EngineSettings:
         """Engine settings for a role: what holds for all, the role's own over it; `aggregated` has only the former."""
-        of_engine = self.engines.get(engine, RoleSettings())
-        own = {Role.PREFILL: of_engine.prefill, Role.DECODE: of_engine.decode}.get(role, EngineSettings())
+        of_engine = self.engines.get(engine, _NOTHING)
+        own = {Role.PREFILL: of_engine.prefill, Role.DECODE: of_engine.decode}.get(role, _NOTHING.both)
+        if own == _NOTHING.both:
+            return of_engine.both
         return EngineSettings(
             args={**of_engine.both.args, **own.args},
             env={**of_engine.both.env, **own.env},
@@ -122,7 +128,7 @@ class Profile(Section):
 
     def attention_backends(self, engine: str, *, latent: bool) -> tuple[str, ...]:
         """Backends that run here, the engine's own choice first; empty: unknown."""
-        found = self.engines.get(engine, RoleSettings()).attention_backends
+        found = self.engines.get(engine, _NOTHING).attention_backends
         return found.latent if latent else found.standard
 
 

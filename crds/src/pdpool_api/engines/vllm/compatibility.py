@@ -20,7 +20,7 @@ from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pdpool_api.pool import InferencePoolSpec
 
@@ -143,7 +143,9 @@ def disagreements(spec: InferencePoolSpec) -> tuple[Disagreement, ...]:
     """
     if not spec.disaggregated:
         return ()
-    prefill, decode = _chosen(spec, Role.PREFILL), _chosen(spec, Role.DECODE)
+    of_prefill, of_decode = settings(spec, Role.PREFILL), settings(spec, Role.DECODE)
+    prefill = _with_backend(of_prefill, of_decode, choices(spec, Role.PREFILL))
+    decode = _with_backend(of_decode, of_prefill, choices(spec, Role.DECODE))
     names = sorted(prefill.keys() | decode.keys())
     found = [
         Disagreement(name, prefill.get(name), decode.get(name))
@@ -182,11 +184,8 @@ def _is_of_profile(spec: InferencePoolSpec, role: Role, setting: str) -> bool:
     return setting in of_profile and all(each.flag != setting for each in given)
 
 
-def _chosen(spec: InferencePoolSpec, role: Role) -> dict[str, Any]:
+def _with_backend(found: dict[str, Any], other: dict[str, Any], by_itself: Sequence[str]) -> dict[str, Any]:
     """The settings of a role, and the backend that its hardware chooses where only the other role names one."""
-    found = settings(spec, role)
-    other = settings(spec, Role.DECODE if role is Role.PREFILL else Role.PREFILL)
-    by_itself = choices(spec, role)
     if ATTENTION_BACKEND in other and ATTENTION_BACKEND not in found and by_itself:
         return {**found, ATTENTION_BACKEND: by_itself[0]}
     return found
