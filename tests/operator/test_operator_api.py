@@ -156,10 +156,14 @@ def test_objects_of_others_are_never_touched(api: Api, namespace: str) -> None:
         assert after is not None
         assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
         api.delete(kind, namespace, "tiny-router")
-    settled(api, namespace, "tiny")
-    after = api.get("inferencepools", namespace, "tiny")
-    assert after is not None
-    assert "Stalled" not in {each["type"] for each in after["status"]["conditions"]}
+
+    def freed() -> None:
+        after = api.get("inferencepools", namespace, "tiny")
+        assert after is not None
+        assert "Stalled" not in {each["type"] for each in after["status"]["conditions"]}
+        assert condition(after, "Ready")["reason"] != "NameConflict"
+
+    eventually(freed)
 
 
 @pytest.mark.usefixtures("operator")
