@@ -54,6 +54,10 @@ e2e: install ## Tests on the real cluster, with real engines
 e2e-node: install ## A silent kubelet, a slow start, a hanging engine on the real cluster (6 min; outside `make test`)
 	@$(PYTEST) -v -m node tests/e2e
 
+.PHONY: e2e-helm
+e2e-helm: install ## The chart's life by helm 4 alone, under a live pool on the real cluster (outside `make test`, which has helm 3's)
+	@$(PYTEST) -v -m helm tests/e2e
+
 .PHONY: test-page
 test-page: install ## The router's page in real Chromium (installs it, 120 MB; outside `make test`)
 	@$(PYTEST) -v -m browser tests/browser

@@ -21,8 +21,8 @@ _STRIDE: Final = 7919
 data-parallel engine takes those behind its own too."""
 
 
-def free_ports(count: int) -> list[int]:
-    """TCP ports that nothing listens on at any address, all different.
+def free_ports(count: int, *, in_a_row: int = 1) -> list[int]:
+    """TCP ports that nothing listens on at any address, all different; each the first of so many free ones in a row.
 
     Not the kernel's choice (port 0): those come from the range of outgoing connections, and until the program that
     was given one listens, another program's connection could have taken it. Nor by chance: tests that run beside one
@@ -36,8 +36,9 @@ def free_ports(count: int) -> list[int]:
         while len(found) < count:
             turn = (turn + 1) % len(RANGE)
             port = RANGE.start + turn * _STRIDE % len(RANGE)
-            with socket.socket() as sock, contextlib.suppress(OSError):
-                sock.bind(("", port))
+            with contextlib.ExitStack() as row, contextlib.suppress(OSError):
+                for each in range(port, port + in_a_row):
+                    row.enter_context(socket.socket()).bind(("", each))
                 found.append(port)
         file.truncate(0)
         file.write(str(turn))

@@ -7,7 +7,7 @@ from hypothesis import settings
 settings.register_profile("pdpool", deadline=None, print_blob=True)
 settings.load_profile("pdpool")
 
-ON_REQUEST = ("argocd", "browser", "node")
+ON_REQUEST = ("argocd", "browser", "helm", "node")
 """Markers of tests that install, build or wait for much: they run only where asked for by exactly this name."""
 
 

@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,7 +26,8 @@ import uvloop
 from e2e.cluster.progress import Progress
 from e2e.engine import model
 from e2e.engine.real import EngineSet, RealEngine
-from pdpool_sim.figure import Figure, as_json, as_text
+from pdpool_sim import asked
+from pdpool_sim.figure import Figure, as_text, write_json
 from pdpool_sim.gaps import Gaps
 from pdpool_sim.measured import Answer, Played, Settings, at_once, conversations, measure
 
@@ -175,10 +175,10 @@ def conditions(engine: Measured, cached: Sequence[int]) -> list[Figure]:
 
 def table(rows: Sequence[Compared]) -> str:
     """The figures as aligned text."""
-    lines = [f"{'requests/s':>10}  {'':9} {'real ms':>9} {'simulated':>9} {'ratio':>6}  bound"]
+    lines = [f"{'requests/s':>10}  {'':9} {'real ms':>9} {'simulated':>9} {'ratio':>6}  bound holds"]
     lines += [
         f"{row.rate:10.1f}  {row.figure:9} {row.real_ms:9.1f} {row.simulated_ms:9.1f} {row.ratio:6.2f}"
-        f"  ±{row.bound:.0%} {'holds' if row.apart.holds else 'MISSED'}"
+        f"  ±{row.bound:.0%} {row.apart.verdict}"
         for row in rows
     ]
     return "\n".join(lines)
@@ -207,14 +207,12 @@ def main() -> int:
     print(table(rows))
     others = conditions(engine, cached)
     print(as_text(others))
-    if path := os.environ.get("JSON"):
-        sides = [
-            Figure(f"{row.rate:.1f} requests/s: {row.figure}, {side}", value, "ms")
-            for row in rows
-            for side, value in (("real", row.real_ms), ("simulated", row.simulated_ms))
-        ]
-        written = as_json((*(row.apart for row in rows), *sides, *others))
-        Path(path).write_text(json.dumps(written, indent=1), encoding="utf-8")
+    sides = [
+        Figure(f"{row.rate:.1f} requests/s: {row.figure}, {side}", value, "ms")
+        for row in rows
+        for side, value in (("real", row.real_ms), ("simulated", row.simulated_ms))
+    ]
+    write_json((*(row.apart for row in rows), *sides, *others), asked.file("JSON"))
     return 0
 
 

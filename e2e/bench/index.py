@@ -32,7 +32,8 @@ from pdpool_router.kv.knowledge import Prefixes, prompt_of
 from pdpool_router.records import Decision, Endpoint, LocalPrefill, Request, Snapshot
 from pdpool_router.schedule.policies import POLICIES
 from pdpool_router.state.loads import Loads
-from pdpool_sim.figure import Figure, as_json
+from pdpool_sim import asked
+from pdpool_sim.figure import Figure, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,7 +231,7 @@ def _resident_bytes() -> int:
 
 def main() -> int:
     """Measures all (environment: QUICK=1, JSON=file)."""
-    quick = os.environ.get("QUICK", "0") not in {"", "0"}
+    quick = asked.quick()
     figures = [
         memory(1_000_000 if quick else 10_000_000),
         *(events(size, 400 if quick else 3000) for size in (1, 8, 32)),
@@ -241,10 +242,8 @@ def main() -> int:
     ]
     print(f"Python {sys.version.split()[0]}, load average {os.getloadavg()[0]:.1f}")
     for one in figures:
-        bound = "" if one.goal is None else f"{'>=' if one.at_least else '<='} {one.goal:g}"
-        print(f"{one.name:48} {one.value:10.2f} {one.unit:12} {bound:10} {'holds' if one.holds else 'MISSED'}")
-    if os.environ.get("JSON"):
-        Path(os.environ["JSON"]).write_text(json.dumps(as_json(figures), indent=1))
+        print(f"{one.name:48} {one.value:10.2f} {one.unit:12} {one.bound:10} {one.verdict}")
+    write_json(figures, asked.file("JSON"))
     return 0
 
 

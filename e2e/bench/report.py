@@ -86,9 +86,9 @@ class Verdict:
     highest: float
 
     @property
-    def holds(self) -> bool:
-        """The goal is met."""
-        return self.value <= self.goal.limit
+    def figure(self) -> Figure:
+        """As every benchmark tells it."""
+        return Figure(self.goal.name, self.value, "ratio" if self.goal.is_ratio else "", self.goal.limit)
 
 
 def verdicts(rows: Sequence[Row], peers: Sequence[str]) -> Iterator[Verdict]:
@@ -117,7 +117,7 @@ def table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
 
 def judged(found: Sequence[Verdict]) -> str:
     """The verdicts as aligned text."""
-    lines = [("goal", "of", "beside", "value", "of rounds", "at most", "holds")]
+    lines = [("figure", "of", "beside", "value", "of rounds", "goal", "holds")]
     lines += [
         (
             one.goal.row,
@@ -125,8 +125,8 @@ def judged(found: Sequence[Verdict]) -> str:
             one.peer,
             f"{one.value:.3f}",
             f"{one.lowest:.3f} to {one.highest:.3f}",
-            f"{one.goal.limit:g}",
-            "yes" if one.holds else "NO",
+            one.figure.bound,
+            one.figure.verdict,
         )
         for one in found
     ]
@@ -142,8 +142,7 @@ def figures(
     rows: Sequence[Row], found: Sequence[Verdict], conditions: Mapping[str, tuple[float, str]]
 ) -> Iterator[Figure]:
     """Every verdict, every median and what else was so."""
-    for one in found:
-        yield Figure(one.goal.name, one.value, "ratio" if one.goal.is_ratio else "", one.goal.limit)
+    yield from (one.figure for one in found)
     for row in rows:
         for contestant in row.samples:
             median = row.median(contestant)

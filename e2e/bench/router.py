@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
-import json
 import os
 import platform
 import signal
@@ -20,7 +19,6 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -35,10 +33,12 @@ from e2e.bench.report import OURS, OURS_ALL_ON, Row, figures, judged, table, ver
 from e2e.bench.workloads import LATENCY, W1, W2, W4, long_streams
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import Progress
-from pdpool_sim.figure import as_json
+from pdpool_sim import asked
+from pdpool_sim.figure import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
+    from pathlib import Path
 
 CORES_NEEDED: Final = 2
 SIGNALLED: Final = 128
@@ -227,8 +227,7 @@ def _run(plan: Plan, json_file: Path | None, plot_file: Path | None) -> bool:
     }
     print(table(rows, titles(contestants)), judged(found), sep="\n\n")
     print(_said({name: value for name, (value, _) in conditions.items()}, ours.described(program), run.notes))
-    if json_file is not None:
-        json_file.write_text(json.dumps(as_json(figures(rows, found, conditions)), indent=2) + "\n")
+    write_json(figures(rows, found, conditions), json_file)
     if plot_file is not None:
         plot.draw(rows, titles(contestants), plot_file)
     return not run.ours_failed
@@ -247,18 +246,13 @@ core of engines and client: {value["load_core_busy"]:.0%} busy
 load average {value["load_average_before"]:.1f} before, {value["load_average_after"]:.1f} after{busy}{failed}"""
 
 
-def _path(variable: str) -> Path | None:
-    name = os.environ.get(variable, "")
-    return Path(name) if name else None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """What our router costs beside its peers (environment: QUICK=1, JSON=file, PLOT=file)."""
     parser = argparse.ArgumentParser(prog="python -m e2e.bench.router", description=main.__doc__)
     parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(SIGNALLED + signum))
     try:
-        good = _run(_plan(quick=os.environ.get("QUICK", "0") not in {"", "0"}), _path("JSON"), _path("PLOT"))
+        good = _run(_plan(quick=asked.quick()), asked.file("JSON"), asked.file("PLOT"))
     except (LoadError, PeerError, ProcessError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

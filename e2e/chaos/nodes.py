@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from e2e.scenarios.api import ApiError
+from e2e.scenarios.kubelet import pod_status
 from e2e.scenarios.pools import is_ready
 from pdpool_api.names import LABEL_POOL
 
@@ -110,21 +111,10 @@ class StandInNodes:
         started = now > self._since.setdefault(uid, now) + low + share * (high - low)
         wanted = started and node not in self._silent
         if wanted != is_ready(pod) and (started or node in self._silent):
-            self._patch(f"{path}/status", {"status": _pod_status(pod, ready=wanted)})
+            self._patch(f"{path}/status", {"status": pod_status(pod, ready=wanted, at=_stamp())})
 
     def _patch(self, path: str, body: Json) -> None:
         self._api.request("PATCH", path, body=body, content_type=_MERGE)
-
-
-def _pod_status(pod: Json, *, ready: bool) -> Json:
-    now = _stamp()
-    container = {"imageID": "x", "ready": ready, "restartCount": 0, "started": ready}
-    containers = [
-        {**container, "name": each["name"], "image": each["image"], "state": {"running": {"startedAt": now}}}
-        for each in pod["spec"]["containers"]
-    ]
-    condition = {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": now}
-    return {"phase": "Running", "conditions": [condition], "containerStatuses": containers}
 
 
 def _node_status(ready: str) -> Json:

@@ -15,8 +15,8 @@ from e2e.chart import NAMESPACE as HOME
 from e2e.chart import OPERATOR
 from pdpool_api import names
 from tests.argocd.conftest import NAMESPACE, ROOT
+from tests.operator.answering import Workload, size, waiting
 from tests.operator.harness import Api, Operator, eventually
-from tests.operator.test_autoscale_api import Workload, size, waiting
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,6 +3,8 @@
 Engines are stand-ins in pods; helm, operator and router are real. Nothing was released yet: what stands for the release
 before has another definition of pools and other labels, and the images of this one. So the routers stay as well:
 another router image would replace them, and a stream longer than `router.drainSeconds` would end with its router.
+
+CI runs the life that begins with helm 3; that with helm 4 alone takes as long again, and is `make e2e-helm`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from e2e.scenarios.pools import Pool
     from e2e.scenarios.product import Operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+LIVES = [pytest.param(HELM3, marks=pytest.mark.cluster), pytest.param(HELM4, marks=pytest.mark.helm)]
 
 STEP_S, TOKENS = 0.2, 6000
 """Of the long stream: it would go on for twenty minutes."""
@@ -90,15 +93,16 @@ def traffic(pool: Pool) -> Iterator[Traffic]:
     assert trickle.failures() == []
 
 
+@pytest.mark.parametrize("program", LIVES)
 def test_a_release_lives_from_upgrade_to_adoption_under_a_live_pool(
-    operator: Operator, pool: Pool, helm4: Helm, tmp_path: Path, say: Say
+    *, program: str, operator: Operator, pool: Pool, helm4: Helm, tmp_path: Path, say: Say
 ) -> None:
     """Removed, installed as of before, upgraded, rolled back, removed, adopted: pools stay, and serve (Q17).
 
     No pod is replaced and no Deployment written, no stream and no request is lost. A field that a release brings is
     there after the upgrade; one that it drops goes from pools that have it, and hinders nobody.
     """
-    helm3 = Helm(operator.api.kubeconfig, operator.namespace, program=HELM3)
+    helm = Helm(operator.api.kubeconfig, operator.namespace, program=program)
     earlier = release_before(tmp_path)
     pool.wait_ready(ACTS_S, say)
     before = _workloads(pool)
@@ -110,23 +114,23 @@ def test_a_release_lives_from_upgrade_to_adoption_under_a_live_pool(
         _is_gone(operator)
         clients.goes_on()
 
-        say("helm 3: install the release before")
-        helm3.install("--take-ownership", chart=earlier)
+        say(f"{program}: install the release before")
+        helm.install("--take-ownership", chart=earlier)
         operator.wait_ready(say)
         assert ADDED not in _edited(pool, {REMOVED: "said"})
 
-        say("helm 3: upgrade")
-        helm3.install("--reset-then-reuse-values")
+        say(f"{program}: upgrade")
+        helm.install("--reset-then-reuse-values")
         operator.wait_ready(say)
         assert REMOVED not in _edited(pool, {ADDED: 16})
 
-        say("helm 3: roll back")
-        helm3.rollback()
+        say(f"{program}: roll back")
+        helm.rollback()
         operator.wait_ready(say)
         assert ADDED not in _edited(pool, {REMOVED: "again"})
 
-        say("helm 3: uninstall")
-        assert CRD_NAME in helm3.uninstall(), "helm says what it kept"
+        say(f"{program}: uninstall")
+        assert CRD_NAME in helm.uninstall(), "helm says what it kept"
         _is_gone(operator)
         clients.goes_on()
 

@@ -211,13 +211,13 @@ def test_round_that_a_peer_failed_has_no_ratio() -> None:
 def test_goal_holds_up_to_its_figure(ours_us: float, holds: bool) -> None:  # noqa: FBT001 - a column of the table
     """A ratio of exactly the goal holds, one above does not."""
     [found] = verdicts([row("w1", ours=[ours_us], peer=[100])], ["peer"])
-    assert found.holds is holds
+    assert found.figure.holds is holds
 
 
 def test_goal_that_is_no_ratio_needs_no_peer() -> None:
     """What a stream holds in memory is judged by itself."""
     [found] = verdicts([row("crowd_rss", ours=[29.5])], ["peer"])
-    assert (found.value, found.holds, found.peer) == (29.5, True, "")
+    assert (found.value, found.figure.holds, found.peer) == (29.5, True, "")
 
 
 def test_figures_without_a_goal_have_no_verdict() -> None:
@@ -241,7 +241,18 @@ def test_table_has_a_column_for_each_and_tells_what_is_not_measured() -> None:
 def test_verdicts_are_shown_with_their_goal() -> None:
     """A missed goal is told loudly."""
     text = judged(list(verdicts([row("w3_100", ours=[9], peer=[10])], ["peer"])))
-    assert text.splitlines()[1].split() == ["w3_100", "ours", "peer", "0.900", "0.900", "to", "0.900", "0.84", "NO"]
+    assert text.splitlines()[1].split() == [
+        "w3_100",
+        "ours",
+        "peer",
+        "0.900",
+        "0.900",
+        "to",
+        "0.900",
+        "<=",
+        "0.84",
+        "NO",
+    ]
 
 
 ENGINES = [ContestEngine("prefill", 1, 11), ContestEngine("decode", 2, 12), ContestEngine("whole", 3, 13)]

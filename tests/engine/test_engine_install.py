@@ -74,13 +74,14 @@ def test_mounts_show_everything_once() -> None:
 
 
 def test_free_ports_are_out_of_the_way() -> None:
-    """Ports differ, can be bound, and lie below those of outgoing connections."""
-    ports = free_ports(8)
+    """Ports differ, can be bound, as can those in a row with them, and lie below those of outgoing connections."""
+    ports = free_ports(8, in_a_row=2)
     assert len(set(ports)) == 8
     for port in ports:
         assert port in RANGE
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
+        for each in (port, port + 1):
+            with socket.socket() as sock:
+                sock.bind(("127.0.0.1", each))
 
 
 def test_ports_that_are_asked_for_at_once_differ() -> None:

@@ -20,6 +20,7 @@ import httpx
 import yaml
 
 from e2e.ports import free_ports
+from e2e.scenarios.kubelet import pod_status
 from pdpool_api import names
 
 if TYPE_CHECKING:
@@ -135,18 +136,16 @@ class Api:
     def make_ready(self, namespace: str, selector: str) -> None:
         """Says of pods that they run and are ready, as a kubelet would."""
         for pod in self.items("pods", namespace, selector):
-            self.set_ready(namespace, pod["metadata"]["name"], ready=True)
+            self._say(pod, pod_status(pod, ready=True))
 
-    def set_ready(self, namespace: str, pod: str, *, ready: bool) -> None:
-        word = "True" if ready else "False"
-        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-        container = {"name": "x", "image": "x", "imageID": "x", "ready": ready, "restartCount": 0, "started": True}
-        status = {
-            "phase": "Running",
-            "conditions": [{"type": "Ready", "status": word, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            "containerStatuses": [{**container, "state": state}],
-        }
-        self.merge("pods", namespace, pod, {"status": status}, subresource="status")
+    def set_ready(self, namespace: str, name: str, *, ready: bool = True, address: str = "") -> None:
+        """Says of one pod that it runs, and whether it is ready; at an address where one is given."""
+        pod = self.request("GET", self.path("pods", namespace, name))
+        self._say(pod, pod_status(pod, ready=ready, address=address))
+
+    def _say(self, pod: Json, status: Json) -> None:
+        metadata = pod["metadata"]
+        self.merge("pods", metadata["namespace"], metadata["name"], {"status": status}, subresource="status")
 
 
 def pool(name: str, namespace: str, **spec: Any) -> Json:

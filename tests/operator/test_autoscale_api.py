@@ -6,7 +6,6 @@ loopback. Intervals are 1 s and windows seconds: time is scaled down.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pdpool_api import names
+from tests.operator.answering import Workload, deployment, size, waiting
 from tests.operator.harness import Api, Json, condition, eventually, pool
-from tests.operator.metric_pages import Server, engine_page, router_page, serving, vector
+from tests.operator.metric_pages import router_page, serving, vector
 from tests.operator.site import holds, settled
 
 if TYPE_CHECKING:
@@ -33,61 +33,10 @@ def role(**autoscaling: Any) -> Json:
     return {"hardware": "cpu", "autoscaling": {"scaleDown": {"stabilizationSeconds": 5}, **autoscaling}}
 
 
-def deployment(api: Api, namespace: str, of_role: str) -> Json:
-    (found,) = api.items("deployments", namespace, f"{names.LABEL_ROLE}={of_role}")
-    return found
-
-
-def size(api: Api, namespace: str, of_role: str) -> int:
-    return int(deployment(api, namespace, of_role)["spec"]["replicas"])
-
-
-class Workload:
-    """Pods of one pool that answer: each ready pod gets an address on loopback and a page there."""
-
-    def __init__(self, api: Api, namespace: str, stack: ExitStack) -> None:
-        self._api, self._namespace, self._stack = api, namespace, stack
-        self.servers: dict[str, Server] = {}
-        # 127.0.0.0/8 is one machine's own: tests that run side by side keep apart by their process.
-        self._next = 1
-        self._net = f"127.{os.getpid() % 200 + 20}"
-
-    def pods(self, of_role: str) -> list[str]:
-        found = self._api.items("pods", self._namespace, f"{names.LABEL_ROLE}={of_role}")
-        return [each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]]
-
-    def wait_pods(self, of_role: str, count: int) -> list[str]:
-        return eventually(lambda: self._exactly(of_role, count))
-
-    def _exactly(self, of_role: str, count: int) -> list[str]:
-        found = self.pods(of_role)
-        assert len(found) == count
-        return found
-
-    def serve(self, pod: str, page: bytes, port: int = names.ENGINE_HTTP_PORT) -> Server:
-        """Makes a pod ready, with its page."""
-        ip = f"{self._net}.{hash(self._namespace) % 250}.{self._next}"
-        self._next += 1
-        server = self._stack.enter_context(serving(lambda _path: (200, page), ip, port))
-        self.servers[pod] = server
-        self._api.merge(
-            "pods", self._namespace, pod, {"status": {"podIP": ip, "podIPs": [{"ip": ip}]}}, subresource="status"
-        )
-        self._api.set_ready(self._namespace, pod, ready=True)
-        return server
-
-    def show(self, pod: str, page: bytes) -> None:
-        self.servers[pod].answer = lambda _path: (200, page)
-
-
 @pytest.fixture
 def workload(api: Api, namespace: str) -> Iterator[Workload]:
     with ExitStack() as stack:
         yield Workload(api, namespace, stack)
-
-
-def waiting(count: float) -> bytes:
-    return engine_page({"num_requests_waiting": count, "num_requests_running": 0.0, "kv_cache_usage_perc": 0.0})
 
 
 def test_a_role_follows_its_queue_and_the_spec_is_never_written(
@@ -165,7 +114,7 @@ def test_a_broken_pipeline_shows_on_the_pool(api: Api, namespace: str, workload:
         api.apply("inferencepools", namespace, body)
         settled(api, namespace, "tiny")
         (first,) = workload.wait_pods("prefill", 1)
-        api.set_ready(namespace, first, ready=True)
+        api.set_ready(namespace, first)
 
         def broken() -> Json:
             found = api.get("inferencepools", namespace, "tiny")

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from pdpool_api import names
+from tests.operator.answering import Workload, size, waiting
 from tests.operator.harness import eventually, pool
 from tests.operator.site import settled
-from tests.operator.test_autoscale_api import Workload, size, waiting
 
 if TYPE_CHECKING:
     from tests.operator.harness import Api, Json

@@ -36,7 +36,7 @@ def serving(api: Api, namespace: str, selector: str = DECODE) -> list[Json]:
 def become_ready(api: Api, namespace: str, selector: str) -> None:
     for pod in api.items("pods", namespace, selector):
         with contextlib.suppress(httpx.HTTPStatusError):  # it went meanwhile
-            api.set_ready(namespace, pod["metadata"]["name"], ready=True)
+            api.set_ready(namespace, pod["metadata"]["name"])
 
 
 def revision_of(api: Api, namespace: str) -> str:
@@ -280,7 +280,7 @@ def test_a_revision_follows_a_bad_change_of_one_role(api: Api, namespace: str) -
         for pod in api.items("pods", namespace, names.LABEL_POOL):
             if pod["metadata"]["uid"] not in {each["metadata"]["uid"] for each in bad}:
                 with contextlib.suppress(httpx.HTTPStatusError):  # it went meanwhile
-                    api.set_ready(namespace, pod["metadata"]["name"], ready=True)
+                    api.set_ready(namespace, pod["metadata"]["name"])
         served.append(len(serving(api, namespace)))
         assert revision_of(api, namespace) != first
         assert {each["metadata"]["labels"][names.LABEL_REVISION] for each in pods} == {revision_of(api, namespace)}

@@ -53,9 +53,7 @@ class Plane:
         return str(found[0]["metadata"]["name"])
 
     def run(self, pod: str, ip: str) -> None:
-        addresses = {"status": {"podIP": ip, "podIPs": [{"ip": ip}]}}
-        self._api.merge("pods", self._namespace, pod, addresses, subresource="status")
-        self._api.set_ready(self._namespace, pod, ready=True)
+        self._api.set_ready(self._namespace, pod, address=ip)
 
     def sizes(self) -> list[int]:
         found = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -37,9 +36,9 @@ def tokens(seed: object, count: int = 320) -> list[int]:
     return [rng.randint(300, 60_000) for _ in range(count)]
 
 
-def events() -> EventsConfig:
-    """Events on free ports."""
-    ports = free_ports(2)
+def events(ranks: int = 1) -> EventsConfig:
+    """Events on free ports, one for each data-parallel rank from there on."""
+    ports = free_ports(2, in_a_row=ranks)
     return EventsConfig(
         enable_kv_cache_events=True,
         publisher="zmq",
@@ -328,7 +327,7 @@ async def test_what_would_be_chosen_is_explained(pool: MakePool) -> None:
 
 async def test_ranks_are_chosen_where_they_hold_the_prefix(pool: MakePool) -> None:
     """An endpoint of two data-parallel ranks gets the request for the rank that has it."""
-    ranked = {"data_parallel": 2, "events": ranked_events()}
+    ranked = {"data_parallel": 2, "events": events(ranks=2)}
     here = await pool(prefill=0, decode=0, aggregated=1, tells=False, engine=ranked)
     feed = here.router.kv_events
     await eventually(lambda: sum(len(group) for group in feed._subscriptions.values()) >= 2)
@@ -344,21 +343,3 @@ async def test_ranks_are_chosen_where_they_hold_the_prefix(pool: MakePool) -> No
     assert ranks[1] == ranks[2]
     assert ranks[1] in {"0", "1"}
     assert await here.metric("predicted_cached_tokens_total") == await here.metric("actual_cached_tokens_total") > 0
-
-
-def ranked_events() -> EventsConfig:
-    """Two ports in a row for events, and for replays."""
-    for base in random.sample(range(30_000, 31_900, 4), 40):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(base, base + 4):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return EventsConfig(
-            enable_kv_cache_events=True,
-            publisher="zmq",
-            endpoint=f"tcp://*:{base}",
-            replay_endpoint=f"tcp://*:{base + 2}",
-        )
-    raise AssertionError("no free ports")

@@ -102,20 +102,7 @@ class Serving:
                 await asyncio.sleep(0.1)
 
     def set_ready(self, pod: str, *, ready: bool = True, address: str = "127.0.0.1") -> None:
-        self.api.merge(
-            "pods",
-            self.namespace,
-            pod,
-            {
-                "status": {
-                    "phase": "Running",
-                    "podIP": address,
-                    "podIPs": [{"ip": address}],
-                    "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
-                }
-            },
-            subresource="status",
-        )
+        self.api.set_ready(self.namespace, pod, ready=ready, address=address)
 
     def config(self) -> Json:
         return {

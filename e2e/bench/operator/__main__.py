@@ -7,7 +7,6 @@ started ends with this process.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -16,7 +15,6 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from e2e.bench.operator import ticks
@@ -26,10 +24,12 @@ from e2e.cluster import binaries
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.scenarios.api import ApiError
-from pdpool_sim.figure import Figure, as_json
+from pdpool_sim import asked
+from pdpool_sim.figure import Figure, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 SIGNALLED: Final = 128
 GOALS: Final = {
@@ -143,12 +143,10 @@ def _p99(samples: Sequence[float]) -> float:
 def table(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> str:
     """The figures under each other, one column for each number of pools, and how they grow."""
     cells = [["figure", *(f"{size} pools" for size in sizes), "growth", "goal", "holds"]]
-    for name in figures[0]:
+    for name, largest in zip(figures[0], judged(sizes[-1:], figures[-1:]), strict=True):
         values = [each[name] for each in figures]
         growth = f"{values[-1] / values[0]:.1f}x" if values[0] else ""
-        goal = GOALS.get(name)
-        holds = "" if goal is None else "yes" if values[-1] <= goal else "NO"
-        cells.append([name, *(f"{each:.3g}" for each in values), growth, "" if goal is None else f"<= {goal:g}", holds])
+        cells.append([name, *(f"{each:.3g}" for each in values), growth, largest.bound, largest.verdict])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
@@ -185,19 +183,16 @@ def _run(plan: Plan, json_file: Path | None) -> None:
         f" {os.cpu_count()} cores\n{platform.python_implementation()} {platform.python_version()}, kernel"
         f" {platform.release()}, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps(as_json(judged(plan.sizes, figures)), indent=2) + "\n")
+    write_json(judged(plan.sizes, figures), json_file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """What hundreds of pools cost the operator (environment: QUICK=1, JSON=file)."""
     parser = argparse.ArgumentParser(prog="python -m e2e.bench.operator", description=main.__doc__)
     parser.parse_args(arguments)
-    json_name = os.environ.get("JSON", "")
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(SIGNALLED + signum))
     try:
-        is_quick = os.environ.get("QUICK", "0") not in {"", "0"}
-        _run(QUICK if is_quick else FULL, Path(json_name) if json_name else None)
+        _run(QUICK if asked.quick() else FULL, asked.file("JSON"))
     except (ApiError, ClusterError, ProcessError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

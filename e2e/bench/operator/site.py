@@ -24,6 +24,7 @@ from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR
 from e2e.cluster import down, service_account_user, up
 from e2e.ports import free_ports
 from e2e.scenarios.api import ApiError, ClusterApi
+from e2e.scenarios.kubelet import pod_status
 from e2e.scenarios.pools import is_ready
 from pdpool_api import names
 
@@ -132,8 +133,7 @@ class Site:
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         # At no address: what reading pods costs is measured by `ticks`.
-        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-        self.api.request("PATCH", path, body={"status": status}, content_type=_MERGE)
+        self.api.request("PATCH", path, body={"status": pod_status(pod, ready=True)}, content_type=_MERGE)
 
     def moved(self, since: Moment) -> bool:
         """Whether anybody but the operator has written to a pool, a child or a pod since then."""

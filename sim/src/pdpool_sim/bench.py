@@ -10,7 +10,6 @@ first leaves 5 % of requests outside the SLO, found anew for each workload and c
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -18,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from pdpool_sim import plot
+from pdpool_sim import asked, plot
 from pdpool_sim.contestants import CONTESTANTS, LEAST_LOADED, OURS, OWN
 from pdpool_sim.experiment import Scene, Task, figures_at, limit, run_all
-from pdpool_sim.figure import Figure, as_json, as_text
+from pdpool_sim.figure import Figure, as_text, write_json
 from pdpool_sim.report import Row, figures, goal_lines, goals, table
 from pdpool_sim.run import Slo
 
@@ -62,7 +61,7 @@ def size(*, quick: bool) -> Size:
 def main() -> int:
     """Runs, prints, writes; 0 also where goals are missed: they are reported, not enforced."""
     began = time.monotonic()
-    chosen = size(quick=os.environ.get("QUICK", "") not in {"", "0"})
+    chosen = size(quick=asked.quick())
     trace = os.environ.get("TRACE", "") or "trace-like"
     on_trace = Scene(trace, chosen.trace_requests or (0 if trace != "trace-like" else 12_000), TRACE_SLO)
     scenes = [
@@ -91,11 +90,9 @@ def main() -> int:
     ]
     _say("\n" + as_text(conditions))
     _say(f"{time.monotonic() - began:.0f} s")
-    if path := os.environ.get("JSON"):
-        written = as_json((*told, *conditions, *figures(rows)))
-        Path(path).write_text(json.dumps(written, indent=1), encoding="utf-8")
-    if path := os.environ.get("PLOT"):
-        plot.draw([row for row in rows if row.workload == Path(trace).stem], Path(path))
+    write_json((*told, *conditions, *figures(rows)), asked.file("JSON"))
+    if file := asked.file("PLOT"):
+        plot.draw([row for row in rows if row.workload == Path(trace).stem], file)
     return 0
 
 

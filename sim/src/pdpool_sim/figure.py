@@ -1,15 +1,18 @@
 """One measured value and what it should be: the form in which every benchmark tells its results to machines.
 
-Boundary: pure. What is measured, and how it is shown to people, is each benchmark's.
+Boundary: pure, but for writing the file that somebody asked for. What is measured, and how it is shown to people, is
+each benchmark's.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 class Figure(NamedTuple):
@@ -30,6 +33,16 @@ class Figure(NamedTuple):
             return None
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
+    @property
+    def bound(self) -> str:
+        """The goal for people, as `<= 300`; empty without one."""
+        return "" if self.goal is None else f"{'>=' if self.at_least else '<='} {self.goal:g}"
+
+    @property
+    def verdict(self) -> str:
+        """For people: `yes`, `NO`, or nothing where nothing is judged."""
+        return {True: "yes", False: "NO", None: ""}[self.holds]
+
 
 def as_text(figures: Iterable[Figure]) -> str:
     """A line for each: name, value, unit."""
@@ -47,3 +60,9 @@ def as_json(figures: Iterable[Figure]) -> dict[str, dict[str, object]]:
         }
         for each in figures
     }
+
+
+def write_json(figures: Iterable[Figure], file: Path | None) -> None:
+    """As `as_json` into a file, where one is asked for."""
+    if file is not None:
+        file.write_text(json.dumps(as_json(figures), indent=1) + "\n", encoding="utf-8")

@@ -169,8 +169,7 @@ def goal_lines(found: Iterable[Figure]) -> str:
 
 
 def _goal_line(goal: Figure) -> str:
-    bound = f"{'at least' if goal.at_least else 'at most'} {goal.goal}"
-    return f"{'yes' if goal.holds else 'NO':3}  {goal.name}: {goal.value:.3f} ({bound})"
+    return f"{goal.verdict:3}  {goal.name}: {goal.value:.3f} ({goal.bound})"
 
 
 def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ first minutes of the trace at fixed sizes on the iteration model as well, to sho
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -21,8 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from pdpool_sim import asked
 from pdpool_sim.experiment import Task, run_all
-from pdpool_sim.figure import Figure, as_json
+from pdpool_sim.figure import Figure, write_json
 from pdpool_sim.hardware import shapes
 from pdpool_sim.run import Slo
 from pdpool_sim.scaling import agreement
@@ -108,7 +108,7 @@ def _trace(trace: str) -> Workload:
 
 def main() -> int:
     """Runs, prints, writes; 0 also where goals are missed: they are reported, not enforced."""
-    quick = os.environ.get("QUICK", "") not in {"", "0"}
+    quick = asked.quick()
     hours, trace = float(os.environ.get("HOURS", "3" if quick else "24")), os.environ.get("TRACE", "")
     names = [day.name for day in all_days(hours=hours, trace=trace)]
     names = names[:3] if quick else names
@@ -152,11 +152,9 @@ def main() -> int:
         _say("attainment of the trace's first 20 minutes at fixed sizes, iteration model and fluid:")
     for each in models:
         _say(f"  {each.prefills} prefill, {each.decodes} decode  {each.iteration:.4f}  {each.fluid:.4f}")
-    if path := os.environ.get("JSON"):
-        written = as_json((*goals(costs, beaten, models), *_figures(rows, costs, models)))
-        Path(path).write_text(json.dumps(written, indent=1), encoding="utf-8")
-    if path := os.environ.get("PLOT"):
-        _draw(rows, Path(path))
+    write_json((*goals(costs, beaten, models), *_figures(rows, costs, models)), asked.file("JSON"))
+    if file := asked.file("PLOT"):
+        _draw(rows, file)
     return 0
 
 
