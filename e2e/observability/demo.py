@@ -10,6 +10,7 @@ import importlib
 import tempfile
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,10 @@ ROWS: Final = tuple(row.title for row in dashboard.ROWS if not row.title.startsw
 MODEL: Final = "tiny"
 QUIET, BUSY = 2, 24
 PART_S: Final = 30.0
-CHANGED_S: Final = 90.0
+TURNS: Final = 6
+QUESTION: Final = " ".join(["tell a long story about blocks of KV"] * 12)
+"""As long as some blocks, so that a conversation's next turn finds what the one before left."""
+CHANGED_S: Final = 300.0
 """For a second replica to come, or to go again; on a machine that takes longer the picture shows that."""
 AUTOSCALED: Final[dict[str, Any]] = {
     "minReplicas": 1,
@@ -57,13 +61,13 @@ def _autoscaled(pool: Pool) -> Iterator[None]:
 
 def _day(pool: Pool) -> None:
     """Quiet, busy until a second decode replica serves and for a while longer, quiet until it has gone."""
-    url = pool.service_url()
-    with Crowd(url, MODEL, QUIET):
+    crowd = partial(Crowd, pool.service_url(), MODEL, turns=TURNS, question=QUESTION)
+    with crowd(QUIET):
         time.sleep(PART_S)
-    with Crowd(url, MODEL, BUSY), suppress(LateError):
+    with crowd(BUSY), suppress(LateError):
         wait_for(lambda: len(pool.ready_pods(Role.DECODE)) > 1, CHANGED_S, "a second replica", pool.summary, print)
         time.sleep(PART_S)
-    with Crowd(url, MODEL, QUIET), suppress(LateError):
+    with crowd(QUIET), suppress(LateError):
         wait_for(lambda: len(pool.pods(Role.DECODE)) == 1, CHANGED_S, "one replica left", pool.summary, print)
         time.sleep(PART_S)
 

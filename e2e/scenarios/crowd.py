@@ -24,6 +24,9 @@ class Crowd(Background):
     model: str
     clients: int
     max_tokens: int = 200
+    question: str = "tell a long story about blocks of KV"
+    turns: int = 1
+    """Requests of one conversation: each repeats the questions before it, so that their KV can be found again."""
     succeeded: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -36,10 +39,11 @@ class Crowd(Background):
         count = 0
         while not self._ended.is_set() and number < self.clients:
             count += 1
-            words = f"client {number}, request {count}: tell a long story about blocks of KV"
+            began = count - (count - 1) % self.turns
+            asked = [f"client {number}, request {each}: {self.question}" for each in range(began, count + 1)]
             body = {
                 "model": self.model,
-                "messages": [{"role": "user", "content": words}],
+                "messages": [{"role": "user", "content": words} for words in asked],
                 "max_tokens": self.max_tokens,
                 "ignore_eos": True,
                 "stream": True,

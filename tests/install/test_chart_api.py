@@ -119,26 +119,28 @@ def test_helm_4_upgrades_and_rolls_back_what_either_helm_installed(plane: Cluste
     wanted = yaml.safe_load(SAMPLE.read_text())
     uid = api.create("inferencepools", "team-a", wanted)["metadata"]["uid"]
 
-    def knows(chart: Path) -> None:
-        stored = plane.objects("crd", names.CRD_NAME)["spec"]["versions"]
-        (told,) = documents((chart / CRD_FILE).read_text())
-        assert [each["schema"] for each in stored] == [each["schema"] for each in told["spec"]["versions"]]
-
-    knows(earlier)
+    _knows(plane, earlier)
     new.install()
-    knows(CHART)
+    _knows(plane, CHART)
     assert names.CRD_NAME in new.uninstall(), "helm says what it kept"
     new.install(chart=earlier)
-    knows(earlier)
+    _knows(plane, earlier)
     new.install()
-    knows(CHART)
+    _knows(plane, CHART)
     new.rollback()
-    knows(earlier)
+    _knows(plane, earlier)
     new.rollback()
-    knows(CHART)
+    _knows(plane, CHART)
     found = eventually(lambda: _whole(api, wanted))
     assert found["metadata"]["uid"] == uid
     api.delete("inferencepools", "team-a", wanted["metadata"]["name"])
+
+
+def _knows(plane: Cluster, chart: Path) -> None:
+    """The API server's definition of pools is the chart's."""
+    stored = plane.objects("crd", names.CRD_NAME)["spec"]["versions"]
+    (told,) = documents((chart / CRD_FILE).read_text())
+    assert [each["schema"] for each in stored] == [each["schema"] for each in told["spec"]["versions"]]
 
 
 def _whole(api: Api, wanted: Json) -> Json:
@@ -156,18 +158,23 @@ def _holds(stored: Any, wanted: Any) -> bool:
 
 
 @pytest.mark.usefixtures("clean")
-def test_helm_takes_over_a_plain_installation_when_told_to(plane: Cluster) -> None:
-    """After `kubectl apply` of the CRD helm refuses, naming it, until `--take-ownership`."""
-    plane.kubectl("apply", "--filename", str(CHART / CRD_FILE))
-    plane.wait_established(names.CRD_NAME)
+def test_helm_takes_over_a_plain_installation_when_told_to(plane: Cluster, tmp_path: Path) -> None:
+    """After `kubectl apply` of the release before helm refuses, naming what is there, until told as the page says."""
+    plain = tmp_path / "install.yaml"
+    plain.write_text(render(chart=release_before(tmp_path)))
     release = Helm(plane.kubeconfig, NAMESPACE)
-    with pytest.raises(ClusterError, match=names.CRD_NAME):
-        release.install()
-    with contextlib.suppress(ClusterError):
-        release.uninstall()
-    said = release.install("--take-ownership")
-    assert f"helm test {release.release} --namespace {NAMESPACE}" in said, "the notes tell the next step"
-    plane.kubectl("--namespace", NAMESPACE, "get", "deployment", OPERATOR)
+    with contextlib.ExitStack() as afterwards:
+        afterwards.callback(plane.kubectl, "delete", "--ignore-not-found", "--filename", str(plain))
+        plane.kubectl("apply", "--filename", str(plain))
+        plane.wait_established(names.CRD_NAME)
+        with pytest.raises(ClusterError, match=f"{OPERATOR}.* exists and cannot be imported"):
+            release.install()
+        with contextlib.suppress(ClusterError):
+            release.uninstall()
+        said = release.install("--take-ownership", "--force-conflicts")
+        assert f"helm test {release.release} --namespace {NAMESPACE}" in said, "the notes tell the next step"
+        _knows(plane, CHART)
+        plane.kubectl("--namespace", NAMESPACE, "get", "deployment", OPERATOR)
 
 
 def _operator(plane: Cluster, log: Path, *arguments: str, namespace: str = NAMESPACE) -> Operator:

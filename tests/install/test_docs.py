@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,18 @@ def test_the_examples_of_the_pages_are_valid_yaml() -> None:
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             yaml.safe_load(block)
+
+
+def test_the_packages_that_a_page_installs_need_no_other_of_ours() -> None:
+    """Ours are on no index: a folder that is missing beside `pip install ./…` ends the installation."""
+    found = 0
+    for page in PAGES:
+        for command in re.findall(r"^pip install (\./.*)$", page.read_text(), re.MULTILINE):
+            told = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in command.split()]
+            needed = {name for each in told for name in each["dependencies"] if name.startswith("pdpool-")}
+            assert needed <= {each["name"] for each in told}, (page.name, command)
+            found += 1
+    assert found
 
 
 def test_the_kustomization_of_the_page_changes_both_images(tmp_path: Path) -> None:
