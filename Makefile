@@ -4,6 +4,9 @@ SHELL := bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST := .venv/bin/pytest
+# Compiled modules are kept, whatever the machine says: else each of hundreds of processes, and each worker of pytest with
+# its rewritten assertions, compiles all of them anew.
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := crds operator router sim e2e tests docs
 
 .PHONY: help

@@ -1,11 +1,19 @@
 """Settings of every test."""
 
+from functools import cache
+
+import httpx
 import pytest
+from httpx._transports import default as httpx_transports
 from hypothesis import settings
 
 # No test asserts speed: a busy machine must not fail a property.
 settings.register_profile("pdpool", deadline=None, print_blob=True)
 settings.load_profile("pdpool")
+
+# Each client, and each `httpx.get`, would read the machine's certificates anew, for plain HTTP too: 0.1 s of CPU for
+# every look of a test that polls.
+httpx_transports.create_ssl_context = cache(httpx.create_ssl_context)
 
 ON_REQUEST = ("argocd", "browser", "helm", "node")
 """Markers of tests that install, build or wait for much: they run only where asked for by exactly this name."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 import httpx
-import yaml
 
-from e2e.chart import INSTALL_FILE, NAMESPACE
+from e2e.chart import INSTALL_FILE, NAMESPACE, documents
 from e2e.ports import free_ports
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _LEADING: Final = "pdpool_operator_leading 1.0"
 
 def manifest() -> list[dict[str, Any]]:
     """The install manifest but for its Deployment, with its rights given to a group of users as well."""
-    objects = [each for each in yaml.safe_load_all(INSTALL_FILE.read_text()) if each["kind"] != "Deployment"]
+    objects = [each for each in documents(INSTALL_FILE.read_text()) if each["kind"] != "Deployment"]
     for each in objects:
         if each["kind"] in ("RoleBinding", "ClusterRoleBinding"):
             each["subjects"].append({"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": GROUP})

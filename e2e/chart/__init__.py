@@ -12,11 +12,11 @@ from e2e.chart.helm import (
     OPERATOR,
     RELEASE,
     Helm,
-    documents,
     lint,
     package,
     render,
 )
+from e2e.documents import documents
 
 __all__ = [
     "CHART",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from e2e.chart.helm import CHART, documents
+from e2e.chart.helm import CHART
+from e2e.documents import documents
 from pdpool_api.names import CRD_NAME
 
 if TYPE_CHECKING:

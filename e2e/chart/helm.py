@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from e2e.cluster import binaries
 from e2e.cluster.commands import run
 from e2e.cluster.paths import cache_root
@@ -54,13 +52,6 @@ def render(
     """
     flags = ["--namespace", namespace, "--skip-tests", *_sets(values)]
     return _helm(program, ["template", release, chart, *flags, *arguments])
-
-
-def documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a rendered text."""
-    # The CRD is long: parsed by Python itself it takes seconds.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return [each for each in yaml.load_all(text, Loader=loader) if each]
 
 
 def lint(chart: Path = CHART) -> None:

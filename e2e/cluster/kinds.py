@@ -10,11 +10,10 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from e2e.cluster.binaries import module_source
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import Progress
+from e2e.documents import documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,7 +42,7 @@ DEFINITIONS: Final[Mapping[str, Definition]] = {
 
 def definitions(names: Iterable[str]) -> list[dict[str, Any]]:
     """The named definitions, fetched now unless the cache has them; raises `ClusterError` when one cannot be had."""
-    return [yaml.safe_load(_cached(DEFINITIONS[name]).read_text()) for name in names]
+    return [each for name in names for each in documents(_cached(DEFINITIONS[name]).read_text())]
 
 
 def _cached(wanted: Definition) -> Path:

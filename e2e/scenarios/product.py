@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from e2e.documents import documents
 from e2e.scenarios.pools import Say, view, wait_for
 from pdpool_api.names import OPERATOR_PORT
 
@@ -28,7 +29,7 @@ ROUTER_IMAGE_FLAG = "--router-image"
 
 def manifest(*, operator_image: str | None = None, router_image: str | None = None) -> list[JsonObject]:
     """The objects of the install manifest, with other images where they are given."""
-    objects: list[JsonObject] = [each for each in yaml.safe_load_all(INSTALL_MANIFEST.read_text()) if each]
+    objects: list[JsonObject] = documents(INSTALL_MANIFEST.read_text())
     for container in _operator(objects)["spec"]["template"]["spec"]["containers"]:
         if operator_image:
             container["image"] = operator_image

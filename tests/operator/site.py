@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR
+from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR, documents
 from e2e.cluster import service_account_user
 from pdpool_api import names
 from tests.operator.harness import Api, Json, Operator, condition, eventually, pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from e2e.cluster import Cluster
@@ -74,8 +71,7 @@ class Site:
 
 def installed(cluster: Cluster, logs: Path) -> Site:
     """Installs the manifest; no pod runs in a control plane alone, so the operator will run as a process."""
-    documents: Iterable[Any] = yaml.safe_load_all(INSTALL_FILE.read_text())
-    cluster.apply([each for each in documents if each["kind"] != "Deployment"])
+    cluster.apply([each for each in documents(INSTALL_FILE.read_text()) if each["kind"] != "Deployment"])
     cluster.wait_established(names.CRD_NAME)
     kubeconfig = cluster.kubeconfig_for_service_account(NAMESPACE, OPERATOR)
     return Site(cluster, Api(cluster.kubeconfig), kubeconfig, logs)

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from e2e.bench.cpu import tree_ns
 from e2e.bench.processes import ProcessError, running_anywhere
-from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR
+from e2e.chart import INSTALL_FILE, NAMESPACE, OPERATOR, documents
 from e2e.cluster import down, service_account_user, up
 from e2e.ports import free_ports
 from e2e.scenarios.api import ApiError, ClusterApi
@@ -217,7 +215,7 @@ def site(kubectl: str) -> Iterator[Site]:
     name = f"bench-operator-{os.getpid()}"
     cluster = up(name, control_plane_only=True, owned=True)
     try:
-        objects = [each for each in yaml.safe_load_all(INSTALL_FILE.read_text()) if each["kind"] != "Deployment"]
+        objects = [each for each in documents(INSTALL_FILE.read_text()) if each["kind"] != "Deployment"]
         cluster.apply(objects)
         cluster.wait_established(names.CRD_NAME)
         yield Site(cluster, kubectl)

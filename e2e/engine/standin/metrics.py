@@ -7,6 +7,7 @@ as on a real server.
 from __future__ import annotations
 
 import bisect
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,13 @@ def _number(value: float) -> str:
 
 def _labels(pairs: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{key}="{pairs[key]}"' for key in sorted(pairs)) + "}"
+
+
+@lru_cache(4096)
+def _buckets(name: str, own: tuple[tuple[str, str], ...]) -> list[str]:
+    """The lines of a histogram's buckets, but for their values; a page has hundreds, and never changes them."""
+    bounds = [*map(_number, _BY_NAME[name].buckets), "+Inf"]
+    return [f"{name}_bucket{_labels({**dict(own), 'le': bound})}" for bound in bounds]
 
 
 class Histogram:
@@ -118,9 +126,9 @@ class Metrics:
     def _histogram_lines(self, family: Family, own: dict[str, str]) -> Iterable[str]:
         histogram = self._histograms[family.name]
         running = 0
-        for bound, count in zip([*map(_number, histogram.bounds), "+Inf"], histogram.counts, strict=True):
+        for head, count in zip(_buckets(family.name, tuple(own.items())), histogram.counts, strict=True):
             running += count
-            yield f"{family.name}_bucket{_labels(own | {'le': bound})} {_number(running)}"
+            yield f"{head} {_number(running)}"
         yield f"{family.name}_count{_labels(own)} {_number(running)}"
         yield f"{family.name}_sum{_labels(own)} {_number(histogram.total)}"
 
