@@ -25,8 +25,10 @@ def test_renamed_gauges_are_read_under_either_name(page: bytes, usage: float | N
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"", b"x"])
 def test_what_is_no_number_is_unknown(value: bytes) -> None:
-    """Neither NaN nor rubbish becomes a load."""
-    assert readings.total(b'vllm:num_requests_running{a="b"} ' + value + b"\n", metrics.RUNNING) is None
+    """Neither NaN nor rubbish becomes a load, nor does the rest of a sum that it is a part of."""
+    line = b'vllm:num_requests_running{a="b"} '
+    for page in (line + value + b"\n", line + b"3\n" + line + value + b"\n"):
+        assert readings.total(page, metrics.RUNNING) is None
 
 
 def test_a_page_of_an_engine_is_read() -> None:

@@ -192,7 +192,7 @@ def test_a_pool_goes_to_zero_and_wakes(api: Api, namespace: str, workload: Workl
 
 
 def test_a_dry_run_changes_nothing(api: Api, namespace: str, workload: Workload) -> None:
-    """Status says what would be done."""
+    """Status says what would be done; a size that somebody else gives the workload stays, and is what is desired."""
     prefill = role(minReplicas=1, maxReplicas=8, dryRun=True, signals=QUEUE)
     body = pool("tiny", namespace, prefill=prefill, decode={"hardware": "cpu"}, autoscaling=FAST)
     api.apply("inferencepools", namespace, body)
@@ -208,6 +208,16 @@ def test_a_dry_run_changes_nothing(api: Api, namespace: str, workload: Workload)
 
     eventually(told, timeout_s=20)
     assert size(api, namespace, "prefill") == 1
+    name = deployment(api, namespace, "prefill")["metadata"]["name"]
+    api.merge("deployments", namespace, name, {"spec": {"replicas": 3}})
+
+    def followed() -> None:
+        found = api.get("inferencepools", namespace, "tiny")
+        assert found is not None
+        assert found["status"]["prefill"]["desiredReplicas"] == 3
+
+    eventually(followed, timeout_s=20)
+    assert size(api, namespace, "prefill") == 3
 
 
 def test_a_refused_edit_keeps_the_pool_scaling(api: Api, namespace: str, workload: Workload) -> None:

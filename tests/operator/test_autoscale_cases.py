@@ -154,6 +154,19 @@ def test_a_gauge_that_is_missing_everywhere_shrinks_nothing() -> None:
     assert clock.last.roles[DECODE].unknown == ""
 
 
+def test_what_is_said_of_an_unknown_signal_ends_when_it_is_known() -> None:
+    """The size is the same, for another reason: the words are those of the reading."""
+    of = limits(1, {"scaleDown": {"stabilizationSeconds": 0}})
+    told: dict[str, float | None] = {"waiting": 0, "kv_usage": None}
+    clock = Clock(of, lambda _now, _sizes: Observation({DECODE: reading(*pods(3, **told))}))
+    clock.run(30)
+    assert clock.last is not None
+    assert clock.last.roles[DECODE].message == "KvCacheUsage unknown"
+    told["kv_usage"] = 0.7
+    clock.run(30)
+    assert clock.last.roles[DECODE].message == "2.1 of KV in use / 0.8 per replica"
+
+
 def test_pods_that_are_not_ready_never_block_shrinking() -> None:
     """Six replicas that load or find no node tell nothing, and are given up with the rest."""
     of = limits({"maxReplicas": 8, **QUEUE_10}, 1)

@@ -54,6 +54,16 @@ def test_ranks_are_summed_where_they_count_and_the_fullest_counts_otherwise() ->
     assert page.largest(*KV_USAGE.names) == 0.9
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+@pytest.mark.parametrize("other", ["", 'vllm:num_requests_waiting{engine="1"} 3\n'])
+def test_a_count_that_is_no_number_is_unknown_and_so_is_its_sum(value: str, other: str) -> None:
+    """The header stands there all the same: it does not make nothing of what is not known; nor do other ranks."""
+    page = f'# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{engine="0"}} {value}\n{other}'
+    found = Page(page.encode(), WAITING.names)
+    assert found.total(*WAITING.names) is None
+    assert found.largest(*WAITING.names) is None
+
+
 def test_a_family_without_a_line_is_told_and_is_nothing() -> None:
     """A router without endpoints has nothing in flight; a page without the family knows nothing of it."""
     page = router_page()

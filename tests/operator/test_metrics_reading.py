@@ -321,6 +321,31 @@ async def test_an_answer_without_a_value_is_unknown_and_says_why(reader: Any, re
     assert "CANARY" not in str(seen)
 
 
+@pytest.mark.parametrize("first", [3, "NaN"])
+async def test_a_pod_of_whose_ranks_one_is_unknown_is_unknown(reader: Any, first: Any) -> None:
+    """Neither a sum nor a maximum is made of the others; the fellows of such a pod are read."""
+
+    def answer(path: str) -> Any:
+        if "num_requests_waiting" not in query_of(path):
+            return vector()
+        ranks = [("d0", "0", first), ("d0", "1", "NaN"), ("d0", "2", 4), ("d1", "0", 7)]
+        return vector(*(({"namespace": NAMESPACE, "pod": name, "engine": rank}, value) for name, rank, value in ranks))
+
+    with serving(answer) as server:
+        each = reader(autoscaling=of_prometheus(f"http://{server.address}"))
+        seen = await each.read(pod(DECODE, "d0", None), pod(DECODE, "d1", None))
+    assert {one.name: dict(one.values) for one in seen.of(DECODE).pods} == {"d0": {}, "d1": {Measure.WAITING: 7.0}}
+
+
+@pytest.mark.parametrize("page", [b"<html></html>", b"", router_page(queued=float("nan"))])
+async def test_a_router_whose_page_does_not_tell_its_queue_is_not_heard(reader: Any, ports: Any, page: bytes) -> None:
+    """What its fellow tells is the least that there is."""
+    ports(ROUTER, "127.0.1.3", router_page(queued=3))
+    ports(ROUTER, "127.0.1.4", page)
+    seen = await reader().read(pod(ROUTER, "r0", "127.0.1.3"), pod(ROUTER, "r1", "127.0.1.4"))
+    assert (seen.gateway[Measure.QUEUED], seen.partial) == (3.0, True)
+
+
 async def test_a_prometheus_that_does_not_answer_is_given_up(reader: Any) -> None:
     """After its timeout; the reading ends, and the other sources are not lost."""
     release = threading.Event()

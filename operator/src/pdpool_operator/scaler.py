@@ -88,7 +88,13 @@ class Scaler:
         self._spec = spec
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"scaler {self._ref}")
-        return self._sizes
+        return {role: self._allowed(observed, role, each) for role, each in self._sizes.items()}
+
+    def _allowed(self, observed: Observed, role: Role, said: Sizing) -> Sizing:
+        """A dry run writes no size, so that somebody else may: what the workload has by now holds."""
+        assert self._limits is not None
+        live = workload.size(observed, role) if self._limits.roles[role].dry_run else None
+        return said if live is None else replace(said, size=live)
 
     async def close(self) -> None:
         """Ends it, with the pool or with the lead of this replica."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pdpool_api.conditions import SizeReason
 from pdpool_operator.autoscale.demand import amount
 from pdpool_operator.autoscale.measures import Measure
+from pdpool_operator.autoscale.need import unheard
 from pdpool_operator.sizes import Sizing
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def _stands(course: Course) -> bool:
     """True while what was said last holds: the same decision, kept from more by the same limit."""
     seen, memory = course.seen, course.memory
     if not memory.reason or memory.reason in _TRANSIENT or course.limit != memory.limit:
+        return False
+    if unheard(memory.reason) in memory.message and seen.need.leading_down.words != unheard(memory.reason):
         return False
     if seen.limits.dry_run:
         return course.size == memory.wanted and seen.current == memory.size and memory.message.startswith("dry run")

@@ -76,7 +76,7 @@ def need(role: Role, limits: RoleLimits, observation: Observation) -> Need:
             is_quiet = not target.signal.HOLDS and not _faults(target, reading)
             (quiet if is_quiet else unknown).append(f"{kind} ({_why(target, reading)})")
             if target.signal.HOLDS:
-                downs[kind], words[kind] = float(reading.ready), f"{kind} unknown"
+                downs[kind], words[kind] = float(reading.ready), unheard(kind)
             continue
         if Measure.QUEUED in target.signal.NEEDS - observation.gateway.keys() and Measure.QUEUED in reading.faults:
             unknown.append(f"{kind} of the routers ({reading.faults[Measure.QUEUED]})")
@@ -124,6 +124,11 @@ def expected(memory: RoleMemory, limits: RoleLimits) -> float:
     (began, first), (ended, last) = readings[0], readings[-1]
     slope = (last - first) / (ended - began)
     return min(last + slope * ahead_s, MOST_AHEAD * last)
+
+
+def unheard(kind: str) -> str:
+    """What is said of a signal that holds a size because it is unknown."""
+    return f"{kind} unknown"
 
 
 def start_s(reading: RoleReading, memory: RoleMemory) -> float | None:

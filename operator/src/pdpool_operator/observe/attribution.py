@@ -8,6 +8,7 @@ scrape is told of twice, and counts once.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -53,15 +54,16 @@ class Owners:
         return self._by_ip.get(name.rpartition(":")[0].strip("[]")) or self._by_ip.get(name)
 
     def largest(self, series: Iterable[Series]) -> dict[str, float]:
-        """By pod the largest of a ratio: its GPUs, or its ranks."""
+        """By pod the largest of a ratio: its GPUs, or its ranks; NaN: one of them is unknown."""
         found: dict[str, float] = {}
-        for each in series:
+        for each in distinct(series):
             if (pod := self.of(each.labels)) is not None:
-                found[pod] = max(each.value, found.get(pod, each.value))
+                told = (each.value, found.get(pod, each.value))
+                found[pod] = math.nan if any(map(math.isnan, told)) else max(told)
         return found
 
     def total(self, series: Iterable[Series]) -> dict[str, float]:
-        """By pod the sum of a count: its ranks."""
+        """By pod the sum of a count: its ranks; NaN: one of them is unknown."""
         found: dict[str, float] = {}
         for each in distinct(series):
             if (pod := self.of(each.labels)) is not None:
@@ -80,6 +82,6 @@ def distinct(series: Iterable[Series], own: str = "") -> list[Series]:
         if own:
             measured[own] = measured.pop(f"exported_{own}", "") or each.labels.get(own, "")
         key = frozenset(measured.items())
-        if key not in found or found[key].value < each.value:
+        if key not in found or math.isnan(found[key].value) or found[key].value < each.value:
             found[key] = each
     return list(found.values())

@@ -1,7 +1,7 @@
 """Prometheus text: the lines of the metrics that are wanted, and nothing else, as samples.
 
 Boundary: no I/O. A page of an engine has thousands of lines, of which a tick needs a handful: only these reach a
-parser. A value that is no finite number is absent.
+parser. A value that is no finite number is unknown, and so is all that it is a part of.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Sample:
     name: str
     labels: Mapping[str, str]
     value: float
+    """A finite number, or NaN: unknown."""
 
 
 class Page:
@@ -48,19 +49,20 @@ class Page:
             closed = line.rfind(b"}") + 1
             head, said = (line[:closed], line[closed:]) if closed else line.split(None, 1)
             value, *_ = said.split(None, 1)
-            if math.isfinite(number := float(value)):
-                name, labels = _head(head)
-                self._samples.setdefault(name, []).append(Sample(name, labels, number))
+            number = float(value)
+            name, labels = _head(head)
+            known = number if math.isfinite(number) else math.nan
+            self._samples.setdefault(name, []).append(Sample(name, labels, known))
 
     def samples(self, *names: str) -> list[Sample]:
         """Those of the first name that has any."""
         return next((found for name in names if (found := self._samples.get(name))), [])
 
     def total(self, *names: str) -> float | None:
-        """The sum of a count over its label sets; None: it is not told."""
+        """The sum of a count over its label sets; None: it is not told, or not all of it."""
         found = self.samples(*names)
         if found:
-            return math.fsum(each.value for each in found)
+            return _known(math.fsum(each.value for each in found))
         # A gauge without label sets has no line, but a header: it is told, and it is nothing.
         return 0.0 if any(self._has_header(name) for name in names) else None
 
@@ -69,8 +71,13 @@ class Page:
         return self._page.startswith(header) or b"\n" + header in self._page
 
     def largest(self, *names: str) -> float | None:
-        """The largest of a ratio's label sets; None: it is not told."""
-        return max((each.value for each in self.samples(*names)), default=None)
+        """The largest of a ratio's label sets; None: it is not told, or not all of them."""
+        found = [each.value for each in self.samples(*names)]
+        return None if not found or any(map(math.isnan, found)) else max(found)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @lru_cache(maxsize=MAX_LINES)

@@ -7,6 +7,7 @@ whose a series is. An answer without a series of the pool is unknown, never zero
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from pdpool_api.engines.vllm import metrics as engine_metrics
@@ -91,7 +92,7 @@ class FromPrometheus:
             readings.fault([measure], str(fault))
         for pod, value in found.items():
             readings.tell(pod, measure, value)
-        if not found:
+        if all(map(math.isnan, found.values())):
             self._nothing(measure, of_engine[0], readings)
 
     async def _of_gpus(self, measure: Measure, readings: Readings) -> None:
@@ -126,7 +127,7 @@ class FromPrometheus:
             for pod, value in per_endpoint(self._engines, ((each.labels, each.value) for each in ours)).items():
                 readings.tell(pod, measure, value)
         elif ours:
-            readings.gateway[measure] = sum(each.value for each in ours)
+            readings.tell_of_routers(measure, sum(each.value for each in ours))
         if not ours:
             self._nothing(measure, name, readings)
 
@@ -149,7 +150,7 @@ class FromPrometheus:
             readings.fault([measure], str(fault))
             return
         if len(series) == 1:
-            readings.gateway[measure] = series[0].value * 1000
+            readings.tell_of_routers(measure, series[0].value * 1000)
 
     async def _query(self, role: Role, readings: Readings) -> None:
         queries = [each.query for each in self._limits.roles[role].targets if each.query]
@@ -166,10 +167,10 @@ class FromPrometheus:
             except UnreadError as fault:
                 readings.query_faults[role] = str(fault)
                 continue
-            if len(series) == 1:
+            if len(series) == 1 and not math.isnan(series[0].value):
                 readings.queries[role] = series[0].value
             else:
-                what = "no number" if not series else f"{len(series)} series instead of one"
+                what = "no number" if len(series) <= 1 else f"{len(series)} series instead of one"
                 readings.query_faults[role] = f"{self._prometheus.url}: the query gives {what}"
 
     def _nothing(self, measure: Measure, name: str, readings: Readings) -> None:

@@ -52,9 +52,12 @@ class Gateway:
     ) -> None:
         """Takes the pages of the routers that answered, by incarnation, into the readings."""
         for measure in POOLED:
-            totals = [found for page in pages.values() if (found := page.total(NAMES[measure])) is not None]
-            if measure in wanted and totals:
-                readings.gateway[measure] = math.fsum(totals)
+            if measure not in wanted:
+                continue
+            told = {router: page.total(NAMES[measure]) for router, page in pages.items()}
+            totals = [each for each in told.values() if each is not None]
+            readings.tell_of_routers(measure, math.fsum(totals) if totals else None)
+            readings.unheard |= {router for router, each in told.items() if each is None}
         for measure in PER_ENDPOINT:
             if measure in wanted:
                 samples = [each for page in pages.values() for each in page.samples(NAMES[measure])]
@@ -64,8 +67,7 @@ class Gateway:
             if measure in wanted:
                 histograms = {router: _buckets(page.samples(NAMES[measure])) for router, page in pages.items()}
                 latency_ms = self._latencies[measure].percentile_ms(now, histograms, percentile)
-                if latency_ms is not None:
-                    readings.gateway[measure] = latency_ms
+                readings.tell_of_routers(measure, latency_ms)
 
 
 def per_endpoint(owners: Owners, told: Iterable[tuple[Mapping[str, str], float]]) -> dict[str, float]:
@@ -88,5 +90,6 @@ def _buckets(samples: Iterable[Sample]) -> Buckets:
             bound = float(each.labels.get("le", ""))
         except ValueError:
             continue
-        found[bound] = found.get(bound, 0.0) + each.value
+        if not math.isnan(each.value):
+            found[bound] = found.get(bound, 0.0) + each.value
     return found

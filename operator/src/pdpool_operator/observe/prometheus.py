@@ -14,6 +14,7 @@ import math
 import re
 import ssl
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import requests
@@ -41,10 +42,11 @@ class UnreadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One sample of an instant vector; its value is a finite number."""
+    """One sample of an instant vector."""
 
     labels: Mapping[str, str]
     value: float
+    """A finite number, or NaN: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +162,33 @@ def _series(result: Any) -> list[Series]:
     """
     if result and not isinstance(result[0], dict):
         result = [{"metric": {}, "value": result}]
-    found = [Series(dict(each["metric"]), float(each["value"][1])) for each in result]
-    return [each for each in found if math.isfinite(each.value)]
+    told = [(dict(each["metric"]), float(each["value"][1])) for each in result]
+    return [Series(labels, value if math.isfinite(value) else math.nan) for labels, value in told]
 
 
 def _context(url: str, settings: Settings, authorities: str) -> ssl.SSLContext | None:
-    if not authorities or settings.tls.insecure_skip_verify:
+    """One for all connections: left to the library, each loads all public authorities, even where none is asked."""
+    if not url.startswith("https:"):
         return None
+    if settings.tls.insecure_skip_verify:
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+        return trusting
+    if not authorities:
+        return _of_public_authorities()
     try:
         return ssl.create_default_context(cadata=authorities)
     except (ssl.SSLError, ValueError):
         raise UnreadError(f"{url}: caSecretRef holds no certificates that can be used") from None
 
 
+@cache
+def _of_public_authorities() -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=requests.utils.DEFAULT_CA_BUNDLE_PATH)
+
+
 class _Adapter(HTTPAdapter):
-    """Connections that trust the given authorities and no others; None: those of the library."""
+    """Connections that trust whom their context trusts, and nobody else."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
@@ -182,14 +196,10 @@ class _Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **more: Any) -> None:
         """See the base class."""
-        if self._context is not None:
-            more["ssl_context"] = self._context
-        super().init_poolmanager(*args, **more)
+        super().init_poolmanager(*args, ssl_context=self._context, **more)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
         """See the base class, which would add the public authorities."""
-        if self._context is None:
-            super().cert_verify(conn, url, verify, cert)
 
 
 def quoted(value: str) -> str:

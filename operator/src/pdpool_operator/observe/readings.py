@@ -5,6 +5,7 @@ Boundary: shapes; a value that is unknown is not taken in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,14 @@ class Readings:
     """Routers that serve and told nothing."""
 
     def tell(self, pod: str, measure: Measure, value: float | None) -> None:
-        """Takes in a value of a pod; None: unknown."""
-        if value is not None:
+        """Takes in a value of a pod; None, NaN: unknown."""
+        if value is not None and not math.isnan(value):
             self.pods.setdefault(pod, {})[measure] = value
+
+    def tell_of_routers(self, measure: Measure, value: float | None) -> None:
+        """Takes in what the routers say of the pool; None, NaN: unknown."""
+        if value is not None and not math.isnan(value):
+            self.gateway[measure] = value
 
     def fault(self, measures: Iterable[Measure], words: str) -> None:
         """Takes in why these were not told; what was said of them before stands."""

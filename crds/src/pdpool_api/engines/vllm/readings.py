@@ -20,12 +20,12 @@ _BLOCK_SIZE = re.compile(rb'[{,]block_size="(\d{1,9})"')
 
 
 def total(page: bytes, metric: Metric) -> float | None:
-    """The sum over all series; None: unknown."""
+    """The sum over all series; None: unknown, or one of them is."""
     return _combined(page, metric, sum)
 
 
 def highest(page: bytes, metric: Metric) -> float | None:
-    """The maximum over all series; None: unknown."""
+    """The maximum over all series; None: unknown, or one of them is."""
     return _combined(page, metric, max)
 
 
@@ -41,9 +41,10 @@ def block_tokens(page: bytes, metric: Metric) -> int | None:
 
 def _combined(page: bytes, metric: Metric, combine: Callable[[Iterable[float]], float]) -> float | None:
     for name in metric.names:
-        values = [value for line in _lines(page, name.encode()) if (value := _value(line)) is not None]
+        values = [_value(line) for line in _lines(page, name.encode())]
         if values:
-            return combine(values)
+            known = [each for each in values if each is not None]
+            return combine(known) if len(known) == len(values) else None
     return None
 
 
