@@ -142,14 +142,16 @@ validate-sim: install ## The simulator's engine beside real vLLM on the CPU, at 
 	@$(PY) -m e2e.bench.engine_model
 
 .PHONY: picture-dashboard
-picture-dashboard: ## The dashboard's panels as docs/img/dashboard.png, from a router between stand-in engines (three minutes)
+picture-dashboard: install ## The dashboard's panels as docs/img/dashboard.png, from a router between stand-in engines (three minutes)
+	@$(PY) -m e2e.observability.picture dist/dashboard.json
 	@PDPOOL_BENCH= tools/install
-	@$(PY) -m e2e.observability.picture
+	@$(PY) -m e2e.observability.drawing dist/dashboard.json docs/img/dashboard.png
 
 .PHONY: picture-demo
-picture-demo: demo ## The same of the demo's real engines, as docs/img/demo.png: a busy time in which decode grows and shrinks (five minutes)
+picture-demo: demo ## The same of the demo's real engines, as docs/img/demo.png: a busy time in which decode grows and shrinks (five minutes or more)
+	@$(PY) -m e2e.observability.demo dist/demo.json
 	@PDPOOL_BENCH= tools/install
-	@$(PY) -m e2e.observability.demo
+	@$(PY) -m e2e.observability.drawing dist/demo.json docs/img/demo.png
 
 .PHONY: bench-operator
 bench-operator: install ## What 50 and 500 pools cost the operator, and how soon an edit arrives (QUICK=1, JSON=file)

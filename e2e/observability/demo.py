@@ -1,12 +1,12 @@
-"""`python -m e2e.observability.demo`: the dashboard's panels as a picture, from the real engines of `make demo`.
+"""`python -m e2e.observability.demo RECORD`: the dashboard's panels of the real engines of `make demo`.
 
 Boundary: the demo's own cluster and pool, which must be there. Sizes of decode follow its queue for as long as this
-runs, and are then as before. There are no GPUs, so that their row is left out. Needs matplotlib, as `picture`.
+runs, and are then as before. There are no GPUs, so that their row is left out.
 """
 
 from __future__ import annotations
 
-import importlib
+import argparse
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -18,7 +18,6 @@ from e2e.cluster import DEFAULT_NODE_NAME, load
 from e2e.cluster.binaries import cached_path
 from e2e.observability import dashboard
 from e2e.observability.answers import Board
-from e2e.observability.picture import draw
 from e2e.scenarios import host_page, product, prometheus
 from e2e.scenarios.api import ClusterApi
 from e2e.scenarios.crowd import Crowd
@@ -26,9 +25,8 @@ from e2e.scenarios.pools import LateError, Pool, wait_for
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-FILE: Final = Path(__file__).resolve().parents[2] / "docs" / "img" / "demo.png"
 ROWS: Final = tuple(row.title for row in dashboard.ROWS if not row.title.startswith("GPU"))
 MODEL: Final = "tiny"
 QUIET, BUSY = 2, 24
@@ -72,9 +70,11 @@ def _day(pool: Pool) -> None:
         time.sleep(PART_S)
 
 
-def main() -> None:
-    """Write the picture of the documentation."""
-    importlib.import_module("matplotlib")  # its absence is told before the day, not after it
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record the panels through a busy time in which decode grows and shrinks."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.observability.demo", description=main.__doc__)
+    parser.add_argument("record", type=Path, help="the file to write, for `drawing`")
+    given = parser.parse_args(arguments)
     layout = load(DEFAULT_NODE_NAME)
     if layout is None:
         raise SystemExit("the demo is not there: `make demo`")
@@ -91,9 +91,8 @@ def main() -> None:
         start_s, board = time.time(), Board(url, pool.namespace, pool.name)
         _day(pool)
         missing = [query for query in board.unanswered() if "DCGM" not in query]
-        draw(board, ROWS, start_s, time.time(), FILE)
+        board.recorded(ROWS, start_s, time.time()).write(given.record)
     api.close()
-    print(FILE)
     if missing:
         raise SystemExit("without a series: " + "; ".join(missing))
 

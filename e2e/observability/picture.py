@@ -1,15 +1,13 @@
-"""`python -m e2e.observability.picture`: the dashboard's panels as a picture, from what a real Prometheus saw.
+"""`python -m e2e.observability.picture RECORD`: the dashboard's panels of stand-ins, as a real Prometheus saw them.
 
 Boundary: drives a router between stand-in engines through a small day: quiet, busy, an engine that is gone for a while,
-quiet. Engines' times are made up, so the picture shows what panels look like and not how fast anything is. Needs
-matplotlib, which only the benchmark's dependency group has.
+quiet. Engines' times are made up, so the record shows what panels look like and not how fast anything is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import tempfile
 import time
 from pathlib import Path
@@ -17,21 +15,17 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from e2e.observability import dashboard
 from e2e.observability.watched import watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from e2e.observability.answers import Board
     from e2e.observability.watched import Watched
 
-FILE: Final = Path(__file__).resolve().parents[2] / "docs" / "img" / "dashboard.png"
 ROWS: Final = ("Service level", "Roles", "Transfer", "Prefixes", "Queues")
 """Without those whose subject is not there: no operator sizes the pool, and there are no GPUs."""
 LEFT_OUT: Final = frozenset({"The router's own time"})
 """Engines and clients share this process's loop, and would be counted as the router."""
-STEP_S: Final = 2.0
 QUIET, BUSY = 3, 28
 PROMPT_WORDS: Final = 160
 ROOM: Final = 20
@@ -71,62 +65,23 @@ async def day(pool: Watched, part_s: float) -> None:
     await _crowd(pool, QUIET, part_s)
 
 
-def draw(
-    board: Board,
-    titles: Sequence[str],
-    start_s: float,
-    end_s: float,
-    file: Path,
-    *,
-    left_out: frozenset[str] = frozenset(),
-) -> None:
-    """Every panel of the rows of these titles, as the dashboard has them, but those that are left out.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see the module's boundary
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    rows = [row for row in dashboard.ROWS if row.title in titles]
-    across = max(len(row.panels) for row in rows)
-    figure = Figure(figsize=(4.0 * across, 2.7 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    for line, row in zip(figure.subplots(len(rows), across, squeeze=False), rows, strict=True):
-        panels = [panel for panel in row.panels if panel.title not in left_out]
-        for place, axes in enumerate(line):
-            if place >= len(panels):
-                axes.axis("off")
-                continue
-            panel = panels[place]
-            for legend, points in board.shown(panel, start_s, end_s, STEP_S).items():
-                axes.plot(*zip(*((at - start_s, value) for at, value in points), strict=True), label=legend)
-            axes.set_title(f"{row.title}: {panel.title} ({panel.unit})", fontsize=9)
-            axes.set_ylim(bottom=0)
-            axes.tick_params(labelsize=7)
-            axes.grid(visible=True, alpha=0.3)
-            axes.legend(fontsize=6, loc="upper left")
-    figure.savefig(file, dpi=70)
-
-
 async def _run(file: Path, part_s: float) -> None:
     limits = {"maxConcurrent": ROOM}
     with tempfile.TemporaryDirectory(prefix="pdpool-picture-") as folder:
         async with watched(Path(folder), limits=limits) as pool:
             start_s = time.time()
             await day(pool, part_s)
-            await asyncio.to_thread(draw, pool.board, ROWS, start_s, time.time(), file, left_out=LEFT_OUT)
+            record = await asyncio.to_thread(pool.board.recorded, ROWS, start_s, time.time(), LEFT_OUT)
+            record.write(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the picture of the documentation."""
+    """Record the panels through a small day."""
     parser = argparse.ArgumentParser(prog="python -m e2e.observability.picture", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=FILE, help="the file (default: the documentation's)")
+    parser.add_argument("record", type=Path, help="the file to write, for `drawing`")
     parser.add_argument("--seconds", type=float, default=200, help="length of the day (default: 200)")
     given = parser.parse_args(arguments)
-    importlib.import_module("matplotlib")  # its absence is told before the day, not after it
-    uvloop.run(_run(given.out, given.seconds / 5))
-    print(given.out)
+    uvloop.run(_run(given.record, given.seconds / 5))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Boundary: made anew for each request, for the length of a block.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,12 @@ def serving(page: Callable[[], bytes], kind: str, host: str = NODE_ADDRESS) -> I
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = page()
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # who asked has gone meanwhile, as a scraper does on a busy machine
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             """Says nothing."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 
 from e2e.observability import dashboard
+from e2e.observability.answers import Record
 from e2e.observability.watched import NAMESPACE, POOL, watched
 from pdpool_api.names import Role
 from pdpool_operator import telemetry
@@ -40,7 +42,7 @@ def sized() -> Iterator[None]:
 
 @pytest.mark.usefixtures("sized")
 async def test_every_query_of_every_panel_gives_a_series(tmp_path: Path) -> None:
-    """After a few plain requests, and nothing that went wrong, no panel is without a series.
+    """After a few plain requests, and nothing that went wrong, no panel is without a series; a record keeps them all.
 
     A panel that is empty until the first fault cannot be told from one whose query is misspelt.
     """
@@ -50,4 +52,9 @@ async def test_every_query_of_every_panel_gives_a_series(tmp_path: Path) -> None
                 answer = await pool.ask("the quick brown fox " * 40, 4)
                 assert answer.text.endswith("data: [DONE]\n\n"), missing
                 await asyncio.sleep(0.5)
+        titles, now_s = [row.title for row in dashboard.ROWS], time.time()
+        record = await asyncio.to_thread(pool.board.recorded, titles, now_s, now_s)
+    record.write(tmp_path / "record.json")
+    kept = Record.read(tmp_path / "record.json")
+    assert [panel.title for row in dashboard.ROWS for panel in row.panels if not kept.of(row, panel)] == []
     assert len(dashboard.queries()) > 40
