@@ -21,7 +21,7 @@ from e2e.cluster.processes import named
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("pools")]
 
 Traces = Callable[[str], dict[str, list[str]]]
 

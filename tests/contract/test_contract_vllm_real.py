@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,46 +18,65 @@ from pdpool_api.names import Role
 if TYPE_CHECKING:
     from tests.contract.conftest import MakeSpec
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.engine
 
-ASK = """
+ANSWER = "answer: "
+"""What tells an answer from whatever else vLLM prints."""
+PARSER = f"""
 import json, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 parser = make_arg_parser(FlexibleArgumentParser())
-options = {name: action.dest for action in parser._actions for name in action.option_strings}
-parsed = []
-for arguments in json.load(sys.stdin):
-    chosen = vars(parser.parse_args(arguments))
-    parsed.append({name: value if isinstance(value, (str, int, list, type(None))) else vars(value) for name, value in
-                   chosen.items() if isinstance(value, (str, int, list, type(None))) or name in
-                   ("kv_transfer_config", "kv_events_config")})
-json.dump({"options": options, "parsed": parsed}, sys.stdout, default=str)
+options = {{name: action.dest for action in parser._actions for name in action.option_strings}}
+for line in sys.stdin:
+    parsed = []
+    for arguments in json.loads(line):
+        chosen = vars(parser.parse_args(arguments))
+        parsed.append({{name: value if isinstance(value, (str, int, list, type(None))) else vars(value)
+                       for name, value in chosen.items() if isinstance(value, (str, int, list, type(None))) or name in
+                       ("kv_transfer_config", "kv_events_config")}})
+    print({ANSWER!r} + json.dumps({{"options": options, "parsed": parsed}}, default=str), flush=True)
 """
 
-
-def _asked(command_lines: list[list[str]]) -> dict[str, Any]:
-    if not install.is_installed():
-        pytest.skip("the engine's environment is not installed (python -m e2e.engine install)")
-    done = subprocess.run(
-        [install.venv() / "bin/python", "-c", ASK],
-        input=json.dumps(command_lines),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+Ask = Callable[[list[list[str]]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def options() -> dict[str, str]:
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """Asks the real parser, in one process for all tests: vLLM takes twenty seconds to import."""
+    if not install.is_installed():
+        pytest.skip("the engine's environment is not installed (python -m e2e.engine install)")
+    errors = tmp_path_factory.mktemp("parser") / "errors"
+    with (
+        errors.open("w") as stream,
+        subprocess.Popen(
+            [install.venv() / "bin/python", "-c", PARSER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        ) as parser,
+    ):
+        assert parser.stdin is not None
+        assert parser.stdout is not None
+
+        def asked(command_lines: list[list[str]]) -> dict[str, Any]:
+            print(json.dumps(command_lines), file=parser.stdin, flush=True)
+            for line in parser.stdout:
+                if line.startswith(ANSWER):
+                    answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+                    return answer
+            raise AssertionError(errors.read_text()[-2000:])
+
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def options(ask: Ask) -> dict[str, str]:
     """Every option string of `vllm serve`, with where its value goes."""
-    found: dict[str, str] = _asked([])["options"]
+    found: dict[str, str] = ask([])["options"]
     return found
 
 
@@ -81,7 +101,7 @@ def test_no_real_flag_is_mistaken_for_a_known_one(options: dict[str, str]) -> No
         assert negated is (name.startswith("--no-") and flag in flags.KNOWN)
 
 
-def test_generated_arguments_are_understood(spec: MakeSpec) -> None:
+def test_generated_arguments_are_understood(spec: MakeSpec, ask: Ask) -> None:
     """The real parser takes the arguments of both roles, and reads in them what the spec says."""
     pool = spec(
         model={"id": "/model", "servedNames": ["b", "a"], "maxModelLen": 2048, "revision": "r"},
@@ -90,7 +110,7 @@ def test_generated_arguments_are_understood(spec: MakeSpec) -> None:
         prefill={"hardware": "cpu", "parallelism": {"tensor": 2, "pipeline": 2, "data": 2}},
         decode={"hardware": "cpu", "args": ["-tp=2"]},
     )
-    prefill, decode = _asked([vllm.arguments(pool, role) for role in (Role.PREFILL, Role.DECODE)])["parsed"]
+    prefill, decode = ask([vllm.arguments(pool, role) for role in (Role.PREFILL, Role.DECODE)])["parsed"]
     for parsed, kv_role in ((prefill, "kv_producer"), (decode, "kv_consumer")):
         assert (parsed["model_tag"], parsed["served_model_name"]) == ("/model", ["b", "a"])
         assert (parsed["port"], parsed["revision"], parsed["max_model_len"]) == (8000, "r", 2048)
@@ -106,7 +126,7 @@ def test_generated_arguments_are_understood(spec: MakeSpec) -> None:
     assert (prefill["pipeline_parallel_size"], prefill["data_parallel_size"]) == (2, 2)
 
 
-def test_the_real_parser_takes_the_spellings_that_we_recognise() -> None:
+def test_the_real_parser_takes_the_spellings_that_we_recognise(ask: Ask) -> None:
     """No spelling here is our invention."""
     spellings = [
         ["--tensor-parallel-size=2"],
@@ -116,7 +136,7 @@ def test_the_real_parser_takes_the_spellings_that_we_recognise() -> None:
         ["-tp=2"],
         ["-t", "2"],
     ]
-    *of_size, glued = _asked([["m", *each] for each in (*spellings, ["-qfp8"])])["parsed"]
+    *of_size, glued = ask([["m", *each] for each in (*spellings, ["-qfp8"])])["parsed"]
     for written, parsed in zip(spellings, of_size, strict=True):
         (found,) = flags.given(written, "args")
         assert (found.flag, found.value) == ("--tensor-parallel-size", "2")

@@ -1,4 +1,8 @@
-"""Fixtures of the operator's API tests: one control plane and one operator for all, a namespace for each."""
+"""Fixtures of the operator's API tests: one control plane and one operator for all, a namespace for each.
+
+Their modules are in two groups of xdist, `pools` and `operator`: each worker that got one of the tests would start a
+control plane and an operator of its own, and keep them running to the end.
+"""
 
 from __future__ import annotations
 

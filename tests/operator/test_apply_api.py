@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("operator")]
 
 LABELS = {names.LABEL_POOL: "rich", names.LABEL_ROLE: "decode"}
 

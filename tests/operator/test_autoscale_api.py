@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.operator.harness import Operator
 
-pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.xdist_group("operator")]
 
 FAST = {"intervalSeconds": 1}
 QUEUE = [{"type": "QueueDepth", "target": 10}]

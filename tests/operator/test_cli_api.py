@@ -18,7 +18,7 @@ from tests.operator.site import make_all_ready, settled
 if TYPE_CHECKING:
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("pools")]
 
 CANARY = "canary-4d5e6f7a"
 

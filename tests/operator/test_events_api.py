@@ -13,7 +13,7 @@ from tests.operator.site import make_all_ready, settled
 if TYPE_CHECKING:
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("pools")]
 
 
 def told(api: Api, namespace: str) -> list[Json]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.operator.harness import Api, Json
     from tests.operator.site import Site
 
-pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.xdist_group("pools")]
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 LOOKS = 5

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("operator")]
 
 TIMING = Timing(retry_s=0.2, expire_s=3.0, step_down_s=1.8, step_timeout_s=0.5)
 

@@ -13,7 +13,7 @@ from tests.operator.site import generations, holds, make_all_ready, settled
 if TYPE_CHECKING:
     from tests.operator.site import Site
 
-pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.xdist_group("pools")]
 
 DECODE = f"{names.LABEL_ROLE}=decode"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("operator")]
 
 ROLES = ("router", "prefill", "decode")
 

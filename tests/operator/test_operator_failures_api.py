@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.operator.site import Site
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.xdist_group("operator")]
 
 
 def test_one_namespace_needs_nothing_but_a_role(site: Site, api: Api, make_namespace: Callable[[], str]) -> None:

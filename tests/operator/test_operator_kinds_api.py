@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.operator.conftest import Site
 
-pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.xdist_group("pools")]
 
 PICKED_UP_S = 100.0
 """Kinds are looked for with every re-list, once a minute."""

@@ -16,7 +16,7 @@ from tests.operator.site import make_all_ready, settled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.xdist_group("pools")]
 
 DECODE = f"{names.LABEL_ROLE}=decode"
 
