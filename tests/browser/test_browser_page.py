@@ -47,7 +47,8 @@ class Tab:
         return answer["result"].get("value")
 
     async def text(self, element: str) -> str:
-        return str(await self.value(f"document.getElementById('{element}').innerText"))
+        # Before the page has come there is no such element.
+        return str(await self.value(f"document.getElementById('{element}')?.innerText ?? ''"))
 
     async def shows(self, element: str, *words: str) -> str:
         """The element's text once it holds every word."""
