@@ -26,6 +26,8 @@ DECODE_LEASE_S, DECODE_DRAIN_S = 30, 45
 """Long enough that a drain, which lasts until what is held is pulled, does not end before a slow test has pulled it."""
 # Slow enough that a request can be met while it runs.
 STANDIN = {"PDPOOL_STANDIN": '{"pace": {"step_s": 0.004}}'}
+# As in the sample for CPUs: engine and worker in one process. Two wait for each other by spinning: six on two cores.
+REAL = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 EXTRA = ("--enable-lora", "--max-lora-rank", "8", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
@@ -83,7 +85,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     real = request.config.getoption("--engine", default="standin") == "real"
     kind = RealEngine if real else StandinProcess
     adapter = model.folder() / "adapter" if real else tmp_path_factory.mktemp("adapter")
-    env = {} if real else STANDIN
+    env = REAL if real else STANDIN
     lease_s = REAL_LEASE_S if real else STANDIN_LEASE_S
     prefill, other = (kind("prefill", extra=EXTRA, lease_s=lease_s, on_failure="recompute", env=env) for _ in range(2))
     drains = ("--shutdown-timeout", f"{DECODE_DRAIN_S}")
