@@ -159,8 +159,13 @@ def test_a_broken_pipeline_shows_on_the_pool(api: Api, namespace: str, workload:
 
 def _events(api: Api, namespace: str, reason: str) -> list[str]:
     """The types of the Events with a reason."""
-    found = api.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    found = _all_events(api, namespace)
     return [each["type"] for each in found if each["reason"] == reason and "CANARY" not in str(each)]
+
+
+def _all_events(api: Api, namespace: str) -> list[Json]:
+    found: list[Json] = api.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    return found
 
 
 def test_a_pool_goes_to_zero_and_wakes(api: Api, namespace: str, workload: Workload) -> None:
@@ -221,7 +226,10 @@ def test_a_dry_run_changes_nothing(api: Api, namespace: str, workload: Workload)
 
 
 def test_a_refused_edit_keeps_the_pool_scaling(api: Api, namespace: str, workload: Workload) -> None:
-    """The last spec that was acted on goes on, sizes included, while status says what is refused of the edit."""
+    """The last spec that was acted on goes on, sizes included, while status says what is refused of the edit.
+
+    Bounds of the next one that is taken act at once, and the Event names them.
+    """
     prefill = role(minReplicas=1, maxReplicas=8, signals=QUEUE)
     body = pool("tiny", namespace, prefill=prefill, decode={"hardware": "cpu"}, autoscaling=FAST)
     api.apply("inferencepools", namespace, body)
@@ -247,3 +255,12 @@ def test_a_refused_edit_keeps_the_pool_scaling(api: Api, namespace: str, workloa
 
     eventually(told, timeout_s=20)
     assert len(api.items("deployments", namespace, f"{names.LABEL_ROLE}=decode")) == 1
+    del body["spec"]["decode"]["args"]
+    body["spec"]["prefill"]["autoscaling"]["maxReplicas"] = 2
+    api.apply("inferencepools", namespace, body)
+
+    def bounded() -> None:
+        notes = [each.get("note") for each in _all_events(api, namespace) if each["reason"] == "Scaled"]
+        assert "prefill from 4 to 2, MaxReplicas: maxReplicas is 2" in notes
+
+    eventually(bounded, timeout_s=20)

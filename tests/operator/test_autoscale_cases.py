@@ -256,6 +256,20 @@ def test_words_change_with_decisions_only() -> None:
     assert clock.last.roles[PREFILL].scaled_at == said.scaled_at == 1000.0
 
 
+def test_a_size_that_new_bounds_change_says_so() -> None:
+    """Demand asks for one all the time, and the window would hold four: it is the bounds that move the size."""
+    clock = Clock(limits({"maxReplicas": 8, **QUEUE_10}, 1), of_load(PREFILL, Measure.WAITING, lambda _now: 5))
+    clock.run(30)
+    said = []
+    for bounds in ({"minReplicas": 4, "maxReplicas": 8}, {"minReplicas": 1, "maxReplicas": 2}):
+        clock.limits = limits({**bounds, **QUEUE_10}, 1)
+        clock.run(15)
+        assert clock.last is not None
+        each = clock.last.roles[PREFILL]
+        said.append((each.size, each.reason, each.message))
+    assert said == [(4, "MinReplicas", "minReplicas is 4"), (2, "MaxReplicas", "maxReplicas is 2")]
+
+
 def test_a_limit_is_named() -> None:
     """Demand beyond the maximum is said beside the signal."""
     of = limits({"maxReplicas": 3, **QUEUE_10}, 1)

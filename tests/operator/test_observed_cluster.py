@@ -33,10 +33,11 @@ def service(version: int, name: str = "s", owner: str = "u1", *, group: str = na
     return {"metadata": {**metadata, "ownerReferences": [reference]}}
 
 
-def pod(version: int, name: str, of_pool: str = "tiny") -> dict[str, Any]:
-    labels = {names.LABEL_POOL: of_pool}
+def pod(version: int, name: str, of_pool: str = "tiny", *, of: str = "tiny-decode-r1-5c9") -> dict[str, Any]:
+    labels = {names.LABEL_POOL: of_pool, names.LABEL_ROLE: "decode", names.LABEL_REVISION: "r1"}
     metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": str(version), "labels": labels}
-    return {"metadata": metadata, "spec": {"big": 1}, "status": {"phase": "Running"}}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": of, "controller": True}
+    return {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"big": 1}, "status": {"phase": "Running"}}
 
 
 def versions(cluster: Cluster) -> dict[str, int]:
@@ -98,12 +99,19 @@ def test_nothing_is_known_until_every_kind_was_listed() -> None:
     assert cluster.complete
 
 
-def test_pods_are_found_by_label_and_trimmed() -> None:
-    """Pods of the pool are there with their status, their node and what they hold; those of another pool are not."""
+def test_pods_are_found_by_label_and_owner_and_trimmed() -> None:
+    """Pods of the pool are there with their status, their node and what they hold; those of another pool are not.
+
+    Nor is one that only has the pool's labels: of nobody, of somebody else's ReplicaSet, or of another pool's.
+    """
     cluster = Cluster()
     cluster.put(POOLS, pool(1))
     assert cluster.put(PODS, pod(2, "a")) == REF
     assert cluster.put(PODS, pod(3, "b", "other")) is None
+    bare = pod(4, "c")
+    del bare["metadata"]["ownerReferences"]
+    for stray in (bare, pod(5, "d", of="web-5c9"), pod(6, "e", of="tiny-2-decode-r1-5c9")):
+        cluster.put(PODS, stray)
     observed = cluster.observed(REF)
     assert observed is not None
     (only,) = observed.pods

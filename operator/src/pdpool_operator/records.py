@@ -224,7 +224,7 @@ class Observed:
     children: Mapping[ChildKey, Json]
     """Live children: owned by this pool's uid (trimmed, see `observe.cluster`)."""
     pods: tuple[Json, ...] = ()
-    """Live pods of the pool, by its labels."""
+    """Live pods of the pool, by its labels, and of its Deployments."""
     optional: frozenset[Resource] = frozenset()
     """Optional kinds that the API server has."""
     secrets: SecretsSeen | None = None

@@ -112,13 +112,21 @@ class Scaler:
         telemetry.tell_sizes(self._ref, {})
 
     def _held(self, observed: Observed, limits: Limits) -> Sizes:
-        """The sizes under new limits until the next tick: what there is, within the bounds."""
+        """The sizes under new limits until the next tick: what there is, within the bounds, and these as the reason."""
         roles = {role: RoleReading(size=workload.size(observed, role)) for role in limits.roles}
         found = autoscale.tick(Observation(roles), Memory(roles=self._memory.roles), limits, self._clock()).roles
         held: dict[Role, Sizing] = {}
         for role, each in found.items():
             said = self._sizes.get(role, Sizing(each.size, each.before, read=False))
-            held[role] = replace(said, size=each.size, before=each.before)
+            why = each if each.size != each.before else said
+            held[role] = replace(
+                said,
+                size=each.size,
+                before=each.before,
+                reason=why.reason,
+                message=why.message,
+                scaled_at=why.scaled_at,
+            )
         return held
 
     async def _run(self) -> None:

@@ -75,7 +75,7 @@ def _cause(course: Course, observation: Observation) -> tuple[str, str]:
         return SizeReason.WAKING.value, f"{amount(queued)} held at the router"
     if course.size > seen.current and course.proposed <= seen.current:
         return _raised(course)
-    if course.size < seen.current and course.proposed >= seen.current:
+    if seen.current > course.size == seen.limits.most or course.proposed >= seen.current > course.size:
         return _lowered(course)
     leading = seen.need.leading_up if course.proposed > seen.current else seen.need.leading_down
     if not leading.type:
@@ -92,7 +92,7 @@ def _raised(course: Course) -> tuple[str, str]:
 
 def _lowered(course: Course) -> tuple[str, str]:
     """Smaller against demand."""
-    if course.bounded < course.seen.current:
+    if course.seen.current > course.seen.limits.most:
         return SizeReason.MAX_REPLICAS.value, f"maxReplicas is {course.seen.limits.most}"
     if course.in_ratio < course.bounded:
         return SizeReason.RATIO.value, "maxPrefillPerDecode, or minPrefillPerDecode with a given prefill"

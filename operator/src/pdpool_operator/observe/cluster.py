@@ -34,6 +34,7 @@ from pdpool_operator.records import (
     PoolRef,
     Resource,
 )
+from pdpool_operator.rollout.members import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,11 +106,12 @@ class Cluster:
             return None
         pool = kept.read()
         owned = self._children.get(pool["metadata"]["uid"], {})
+        labelled = (pod.read() for pod in self._pods.get((ref.namespace, names.label_value(ref.name)), {}).values())
         return Observed(
             ref=ref,
             pool=pool,
             children={ChildKey(resource.kind, key[1]): live.read() for (resource, key), live in owned.items()},
-            pods=tuple(pod.read() for pod in self._pods.get((ref.namespace, names.label_value(ref.name)), {}).values()),
+            pods=tuple(pod for pod in labelled if is_own(ref.name, pod)),
             optional=frozenset(self._listed.intersection(OPTIONAL_RESOURCES)),
         )
 
