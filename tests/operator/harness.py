@@ -136,16 +136,26 @@ class Api:
     def make_ready(self, namespace: str, selector: str) -> None:
         """Says of pods that they run and are ready, as a kubelet would."""
         for pod in self.items("pods", namespace, selector):
-            self._say(pod, pod_status(pod, ready=True))
+            self.set_ready(namespace, pod["metadata"]["name"])
 
     def set_ready(self, namespace: str, name: str, *, ready: bool = True, address: str = "") -> None:
-        """Says of one pod that it runs, and whether it is ready; at an address where one is given."""
-        pod = self.request("GET", self.path("pods", namespace, name))
-        self._say(pod, pod_status(pod, ready=ready, address=address))
+        """Says of one pod that it runs, and whether it is ready; at an address where one is given.
 
-    def _say(self, pod: Json, status: Json) -> None:
-        metadata = pod["metadata"]
-        self.merge("pods", metadata["namespace"], metadata["name"], {"status": status}, subresource="status")
+        Never of one that has ended: Kubernetes ends pods that leave without a node, and no kubelet revives a pod.
+        """
+        while True:
+            pod = self.request("GET", self.path("pods", namespace, name))
+            if pod["status"].get("phase") in {"Failed", "Succeeded"}:
+                return
+            seen = {"resourceVersion": pod["metadata"]["resourceVersion"]}
+            said = {"metadata": seen, "status": pod_status(pod, ready=ready, address=address)}
+            try:
+                self.merge("pods", namespace, name, said, subresource="status")
+            except httpx.HTTPStatusError as fault:
+                if fault.response.status_code != httpx.codes.CONFLICT:
+                    raise
+            else:
+                return
 
 
 def pool(name: str, namespace: str, **spec: Any) -> Json:
