@@ -27,6 +27,8 @@ class Crowd(Background):
     question: str = "tell a long story about blocks of KV"
     turns: int = 1
     """Requests of one conversation: each repeats the questions before it, so that their KV can be found again."""
+    pause_s: float = 0.0
+    """Between a client's answer and its next request; may be changed meanwhile."""
     succeeded: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -57,3 +59,4 @@ class Crowd(Background):
                 self.succeeded += 1
             else:
                 self.failures.append(f"{answer.status_code}: {answer.text[-300:]}")
+            await asyncio.sleep(self.pause_s)

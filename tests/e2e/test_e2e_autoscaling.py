@@ -30,6 +30,7 @@ SEQUENCES = 8
 PATIENT_S, HASTY_S = 600, 10
 """Windows before a shrink: while the second replica starts, however long that takes here; and when it has served."""
 START_S = 240
+PAUSE_S = 2.0
 
 
 @contextmanager
@@ -86,11 +87,13 @@ def test_a_role_of_real_engines_grows_with_its_queue_and_shrinks_without_a_faile
         say(f"decode: 1 → 2 after {took_s:.0f} s of load: {decode_of(pool)['message']}")
         assert decode_of(pool)["reason"] == "QueueDepth"
         assert " waiting / 4 per replica" in decode_of(pool)["message"]
-        crowd.clients = 1
+        # One that asks without end would take the core on which the second replica starts.
+        crowd.clients, crowd.pause_s = 1, PAUSE_S
         board = Board(url, pool.namespace, pool.name)
         wait_for(lambda: not board.unanswered(), 60, "a series for every panel", lambda: str(board.unanswered()))
         took_s = wait_for(lambda: len(pool.ready_pods(Role.DECODE)) == 2, START_S, "two ready", pool.summary)
         say(f"decode: the second replica is ready after {took_s:.0f} s")
+        crowd.pause_s = 0.0
         assert pool.condition("ScalingActive")["status"] == "True"
         of_decode = f'namespace="{pool.namespace}",pool="{pool.name}",role="decode"'
         assert f'pdpool_operator_demand{{{of_decode},signal="GpuTensorActive"}}' in metrics_of(operator)
