@@ -146,9 +146,11 @@ class Told(Pages):
 
 def pod(name: str, role: str, ip: str, version: int) -> Json:
     labels = {"pdpool.io/pool": "tiny", "pdpool.io/role": role}
-    metadata = {"name": name, "namespace": "serving", "uid": name, "labels": labels, "resourceVersion": str(version)}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"tiny-{role}-5c9", "controller": True}
+    metadata = {"name": name, "namespace": "serving", "uid": name, "labels": labels, "ownerReferences": [owner]}
     ready = [{"type": "Ready", "status": "True"}]
-    return {"metadata": metadata, "spec": {}, "status": {"phase": "Running", "podIP": ip, "conditions": ready}}
+    status = {"phase": "Running", "podIP": ip, "conditions": ready}
+    return {"metadata": {**metadata, "resourceVersion": str(version)}, "spec": {}, "status": status}
 
 
 def transfers(done: int, failed: int = 0) -> bytes:
