@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pdpool_operator.sizes import Sizes
 
 VERSION: Final = version("pdpool-operator")
-LOOK_AGAIN_S: Final = 300.0
+LOOK_AGAIN_S: Final = 600.0
 """A pool is looked at this often even when nothing wakes it; lost events are corrected by the re-list, earlier."""
 UNSEEN_S: Final = 15.0
 """Objects of others and admission policies are not watched: what they hinder is looked at again by the clock."""
