@@ -144,12 +144,8 @@ async def test_ids_are_asked_for_until_a_text_is_known(pool: MakePool) -> None:
 
 @pytest.mark.parametrize("by", ["text", "ids", "chat"])
 async def test_a_conversation_returns_to_what_it_has_cached(pool: MakePool, by: str) -> None:
-    """All turns on one pair, though others are as idle; what is predicted is what the engine reports.
-
-    One of four may move: where the machine stops for a moment, an engine has been slow, and the router learns that.
-    """
+    """All turns on one pair, though others are as idle; what is predicted is what the engine reports."""
     here = await pool(prefill=3, decode=3)
-    stayed = 0
     for conversation in range(4):
         prefills, decodes = set(), set()
         for turn in range(1, 5):
@@ -170,8 +166,8 @@ async def test_a_conversation_returns_to_what_it_has_cached(pool: MakePool, by: 
             await at_rest(here)
             prefills.add(served_by(here.prefill).url)
             decodes.add(served_by(here.decode).url)
-        stayed += len(prefills) == len(decodes) == 1
-    assert stayed >= 3
+        assert len(prefills) == 1
+        assert len(decodes) == 1
     predicted, actual = [await here.metric(f"{name}_cached_tokens_total") for name in ("predicted", "actual")]
     assert actual > 1000
     if by == "ids":
@@ -266,7 +262,7 @@ async def test_without_events_it_is_said_that_all_is_guessed(pool: MakePool) -> 
 
 
 async def test_two_routers_agree_on_a_conversation(pool: MakePool) -> None:
-    """Turns that come in by either router stay together (Q63); by chance three of four would move."""
+    """Turns that come in by either router stay together (Q63)."""
     here = await pool(prefill=4, decode=2)
     static = [{"role": "prefill", "url": one.url} for one in here.prefill]
     static += [{"role": "decode", "url": one.url} for one in here.decode]
@@ -288,7 +284,7 @@ async def test_two_routers_agree_on_a_conversation(pool: MakePool) -> None:
                 moved += home is not None and now is not home
                 turns += home is not None
                 home = home or now
-    assert moved <= 0.25 * turns  # an engine that a busy machine stops for a moment has been slow
+    assert moved <= 0.1 * turns
 
 
 async def test_a_burst_of_one_system_prompt_is_spread(pool: MakePool) -> None:
