@@ -34,7 +34,6 @@ from pdpool_operator.records import (
     PoolRef,
     Resource,
 )
-from pdpool_operator.rollout.members import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,7 +110,7 @@ class Cluster:
             ref=ref,
             pool=pool,
             children={ChildKey(resource.kind, key[1]): live.read() for (resource, key), live in owned.items()},
-            pods=tuple(pod for pod in labelled if is_own(ref.name, pod)),
+            pods=tuple(pod for pod in labelled if _is_own(ref.name, pod)),
             optional=frozenset(self._listed.intersection(OPTIONAL_RESOURCES)),
         )
 
@@ -255,6 +254,17 @@ def pool_owner(live: Json) -> Json | None:
             found: Json = reference
             return found
     return None
+
+
+def _is_own(pool: str, pod: Json) -> bool:
+    """True for a pod of a ReplicaSet of the pool's Deployments: labels alone would let anybody's pod count."""
+    labels = pod["metadata"].get("labels", {})
+    parts = filter(None, (labels.get(names.LABEL_ROLE), labels.get(names.LABEL_REVISION)))
+    deployment = names.child_name(pool, *parts)
+    return any(
+        owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].startswith(f"{deployment}-")
+        for owner in pod["metadata"].get("ownerReferences", ())
+    )
 
 
 def trimmed(resource: Resource, raw: Json) -> Json:

@@ -95,7 +95,7 @@ def members(observed: Observed) -> tuple[Member, ...]:
     pods: dict[tuple[str, str], list[Json]] = {}
     for pod in observed.pods:
         key = _label(pod, names.LABEL_ROLE), _label(pod, names.LABEL_REVISION)
-        if key[0] in names.ENGINE_ROLES and is_own(observed.ref.name, pod):
+        if key[0] in names.ENGINE_ROLES:
             pods.setdefault(key, []).append(pod)
     found = [
         _member(key, live, pods.pop((_label(live, names.LABEL_ROLE), _label(live, names.LABEL_REVISION)), ()), observed)
@@ -107,16 +107,6 @@ def members(observed: Observed) -> tuple[Member, ...]:
         for (role, revision), left in sorted(pods.items())
     ]
     return (*found, *orphans)
-
-
-def is_own(pool: str, pod: Json) -> bool:
-    """True for a pod of a ReplicaSet of the pool's Deployments: labels alone would let anybody's pod count."""
-    parts = _label(pod, names.LABEL_ROLE), _label(pod, names.LABEL_REVISION)
-    deployment = names.child_name(pool, *filter(None, parts))
-    return any(
-        owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].startswith(f"{deployment}-")
-        for owner in pod["metadata"].get("ownerReferences", ())
-    )
 
 
 def is_engine(key: ChildKey, live: Json) -> bool:
