@@ -76,19 +76,23 @@ async def pool() -> AsyncIterator[MakePool]:
             )
             here = Site(router, client, groups["prefill"], groups["decode"], groups["aggregated"])
             if tells:
-                await followed(here)
+                await followed(router, here.engines)
             return here
 
         yield make
 
 
-async def followed(here: Site) -> None:
-    """Waits until every engine's events are followed and nothing is guessed."""
-    feed = here.router.kv_events
+async def followed(router: Router, engines: list[Standin]) -> None:
+    """Waits until every engine is known: its events are followed, nothing is guessed, and it told its load.
+
+    Until then some look busier than others, and a conversation may well begin where it does not stay.
+    """
+    feed, loads = router.kv_events, router.endpoints.loads.loads
     await eventually(
         lambda: (
-            len(feed._subscriptions) == len(here.engines)
+            len(feed._subscriptions) == len(loads) == len(engines)
             and all(one.connected and not one.replaying for group in feed._subscriptions.values() for one in group)
+            and all(load.reported for load in loads.values())
         )
     )
 
@@ -270,7 +274,7 @@ async def test_two_routers_agree_on_a_conversation(pool: MakePool) -> None:
         running(config(static)) as other,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{other.port}", timeout=20) as second,
     ):
-        await eventually(lambda: not other.endpoints.prefixes.guessed)
+        await followed(other, here.engines)
         moved = turns = 0
         for conversation in range(8):
             home = None
