@@ -24,6 +24,7 @@ JsonObject = dict[str, Any]
 
 GROUPS: Mapping[str, str] = {
     "configmaps": "/api/v1",
+    "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "deployments": "/apis/apps/v1",
     "endpointslices": "/apis/discovery.k8s.io/v1",
     "events": "/api/v1",

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
+import yaml
 
-from e2e.chart import HELM3, HELM4, Helm
-from e2e.chart.before import ADDED, REMOVED, release_before
+from e2e.chart import CHART, HELM3, HELM4, Helm
+from e2e.chart.before import REMOVED, is_of_chart, release_before
+from e2e.documents import contains
 from e2e.scenarios import standin_pool
-from e2e.scenarios.pools import wait_for
+from e2e.scenarios.pools import Pool, wait_for
 from e2e.scenarios.stream import Stream
 from e2e.scenarios.traffic import Trickle
 from pdpool_api.names import CRD_NAME, LABEL_APP_NAME, Role
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from conftest import Say
 
     from e2e.scenarios.api import ClusterApi, JsonObject
-    from e2e.scenarios.pools import Pool
     from e2e.scenarios.product import Operator
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,6 +43,11 @@ STEP_S, TOKENS = 0.2, 6000
 SERVES_S, ENDS_S = 60.0, 180.0
 STORED_S = 60.0
 ACTS_S = 180.0
+ADDED: Final = "maxGpus"
+"""A field that the live pool has only once its release knows it, and by which nothing of it changes."""
+WIDE: Final = CHART.parents[1] / "manifests" / "samples" / "llama-70b.yaml"
+LEVELS: Final = ("model", "engine", "transfer", "prefill", "decode", "router")
+"""Of a spec, whose own fields a release may drop too."""
 
 
 @pytest.fixture
@@ -49,11 +55,21 @@ def helm4(api: ClusterApi, operator: Operator, pool: Pool) -> Iterator[Helm]:
     """The one that leaves the product installed, whatever a test came to."""
     helm = Helm(api.kubeconfig, operator.namespace, program=HELM4)
     yield helm
-    if not operator.is_there:
+    if not (operator.is_there and _knows(api, CHART)):
         helm.install()
         operator.wait_ready()
     api.patch("inferencepools", pool.name, pool.namespace, {"spec": {ADDED: None}})
     pool.wait_ready(ACTS_S)
+
+
+@pytest.fixture
+def wide(api: ClusterApi, pool: Pool) -> Iterator[Pool]:
+    """A pool that has what the live ones do without, and that no node here can run."""
+    wanted = yaml.safe_load(WIDE.read_text())
+    name = wanted["metadata"]["name"]
+    api.create("inferencepools", pool.namespace, wanted)
+    yield Pool(api, name, pool.namespace)
+    api.delete("inferencepools", name, pool.namespace)
 
 
 @dataclass(frozen=True)
@@ -95,39 +111,49 @@ def traffic(pool: Pool) -> Iterator[Traffic]:
 
 @pytest.mark.parametrize("program", LIVES)
 def test_a_release_lives_from_upgrade_to_adoption_under_a_live_pool(
-    *, program: str, operator: Operator, pool: Pool, helm4: Helm, tmp_path: Path, say: Say
+    *, program: str, operator: Operator, pool: Pool, wide: Pool, helm4: Helm, tmp_path: Path, say: Say
 ) -> None:
     """Removed, installed as of before, upgraded, rolled back, removed, adopted: pools stay, and serve (Q17).
 
-    No pod is replaced and no Deployment written, no stream and no request is lost. A field that a release brings is
-    there after the upgrade; one that it drops goes from pools that have it, and hinders nobody.
+    No pod is replaced and no Deployment written, no stream and no request is lost. Every field that a release brings
+    (all that live pools do without) is there after the upgrade; one that it drops, at each level of a pool, goes from
+    pools that have it, and hinders nobody.
     """
-    helm = Helm(operator.api.kubeconfig, operator.namespace, program=program)
-    earlier = release_before(tmp_path)
+    api = operator.api
+    helm = Helm(api.kubeconfig, operator.namespace, program=program)
+    wanted = yaml.safe_load(WIDE.read_text())["spec"]
+    live = [each["spec"] for each in api.items("inferencepools") if each["metadata"]["name"] != wide.name]
+    earlier = release_before(tmp_path, *live)
     pool.wait_ready(ACTS_S, say)
     before = _workloads(pool)
     with traffic(pool) as clients:
         say("helm 4: uninstall")
         helm4.uninstall("--ignore-not-found")
         # One that the manifest has installed, as the demo does, is not helm's to remove.
-        operator.api.delete("deployments", operator.name, operator.namespace)
+        api.delete("deployments", operator.name, operator.namespace)
         _is_gone(operator)
         clients.goes_on()
 
         say(f"{program}: install the release before")
         helm.install("--take-ownership", chart=earlier)
         operator.wait_ready(say)
-        assert ADDED not in _edited(pool, {REMOVED: "said"})
+        assert _knows(api, earlier)
+        assert ADDED not in _edited(pool, _dropped("said"))
+        assert not contains(_edited(wide, _dropped("said")), wanted)
 
         say(f"{program}: upgrade")
         helm.install("--reset-then-reuse-values")
         operator.wait_ready(say)
-        assert REMOVED not in _edited(pool, {ADDED: 16})
+        assert _knows(api, CHART)
+        assert REMOVED not in str(_edited(pool, {ADDED: 16}))
+        assert REMOVED not in str(_edited(wide, wanted))
 
         say(f"{program}: roll back")
         helm.rollback()
         operator.wait_ready(say)
-        assert ADDED not in _edited(pool, {REMOVED: "again"})
+        assert _knows(api, earlier)
+        assert ADDED not in _edited(pool, _dropped("again"))
+        assert not contains(_edited(wide, _dropped("again")), wanted)
 
         say(f"{program}: uninstall")
         assert CRD_NAME in helm.uninstall(), "helm says what it kept"
@@ -137,10 +163,22 @@ def test_a_release_lives_from_upgrade_to_adoption_under_a_live_pool(
         say("helm 4: install, which adopts what stayed")
         helm4.install()
         operator.wait_ready(say)
-        assert REMOVED not in _edited(pool, {ADDED: 16})
+        assert _knows(api, CHART)
+        assert REMOVED not in str(_edited(pool, {ADDED: 16}))
+        assert REMOVED not in str(_edited(wide, wanted))
         clients.goes_on()
         pool.wait_ready(ACTS_S, say)
         assert _workloads(pool) == before
+
+
+def _knows(api: ClusterApi, chart: Path) -> bool:
+    crd = api.get("customresourcedefinitions", CRD_NAME)
+    return crd is not None and is_of_chart(crd, chart)
+
+
+def _dropped(text: str) -> JsonObject:
+    """An edit that sets what this release has no longer, at each level."""
+    return {REMOVED: text, **{level: {REMOVED: text} for level in LEVELS}}
 
 
 def _edited(pool: Pool, edit: JsonObject) -> JsonObject:
@@ -148,7 +186,7 @@ def _edited(pool: Pool, edit: JsonObject) -> JsonObject:
 
     def is_stored() -> bool:
         stored = pool.api.patch("inferencepools", pool.name, pool.namespace, {"spec": edit})
-        return bool(stored["spec"].items() >= edit.items())
+        return contains(stored["spec"], edit)
 
     def is_seen() -> bool:
         found = pool.read() or {}
