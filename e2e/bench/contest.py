@@ -12,8 +12,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from e2e.bench import cpu
+from e2e.bench.answers import EXACT, Answers
 from e2e.bench.load import KEY
-from e2e.bench.peers import PEERS, Place
+from e2e.bench.peers import PEERS, Peer, Place
 from e2e.bench.processes import running, wait_for, wait_for_line
 from e2e.bench.replies import MODEL
 from e2e.bench.report import OURS, OURS_ALL_ON
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
-READY_DEADLINE_S: Final = 60
+READY_DEADLINE_S: Final = 120
 DIRECT: Final = "engine"
 """No router at all: the client asks an engine that computes and answers."""
 
@@ -38,6 +39,7 @@ class Contestant:
     title: str
     port: int
     pid: int
+    answers: Answers = EXACT
 
     def used_ns(self) -> int:
         """CPU nanoseconds of its whole process tree so far."""
@@ -107,10 +109,18 @@ def our_command(program: Path, engines: Sequence[Engine], place: Place, *, all_o
     ]
 
 
-def _commands(
-    program: Path, engines: Sequence[Engine], folder: Path, peers: Sequence[str]
-) -> Iterator[tuple[str, str, Place, list[str]]]:
-    """Name, title, place and command line of each."""
+class _Start(NamedTuple):
+    """How a router is started."""
+
+    name: str
+    title: str
+    place: Place
+    command: list[str]
+    peer: Peer | None = None
+
+
+def _starts(program: Path, engines: Sequence[Engine], folder: Path, peers: Sequence[str]) -> Iterator[_Start]:
+    """Of each: ours twice, then the peers."""
     ports = iter(free_ports(2 * (2 + len(peers))))
     urls = {role: [one.url for one in engines if one.role == role] for role in ("prefill", "decode", "whole")}
 
@@ -122,23 +132,36 @@ def _commands(
     title = f"pdpool-router {version('pdpool-router')}"
     for name, more, all_on in ((OURS, "", False), (OURS_ALL_ON, ", all on", True)):
         here = place()
-        yield name, title + more, here, our_command(program, engines, here, all_on=all_on)
-    for name in peers:
+        yield _Start(name, title + more, here, our_command(program, engines, here, all_on=all_on))
+    for peer in (PEERS[name] for name in peers):
         here = place()
-        yield name, PEERS[name].title, here, PEERS[name].command(here)
+        yield _Start(peer.name, peer.title, here, peer.command(here), peer)
 
 
 def start_routers(  # noqa: PLR0917 - what a run has
-    stack: ExitStack, core: int, folder: Path, engines: Sequence[Engine], program: Path, peers: Sequence[str]
+    stack: ExitStack,
+    cores: tuple[int, int],
+    folder: Path,
+    engines: Sequence[Engine],
+    program: Path,
+    peers: Sequence[str],
 ) -> list[Contestant]:
-    """Ours twice, then the named peers, once they answer."""
+    """Ours twice, then the named peers, once they answer; `cores`: that of the routers, that of engines."""
+    router_core, engine_core = cores
     started = []
-    for name, title, place, command in _commands(program, engines, folder, peers):
-        log = folder / f"{name}.log"
-        child = stack.enter_context(running(command, core=core, log=log))
-        started.append((Contestant(name, title, place.port, child.pid), child, log))
+    for one in _starts(program, engines, folder, peers):
+        variables = one.peer.variables(one.place) if one.peer else {}
+        for name, command in one.peer.engine_commands(one.place).items() if one.peer else ():
+            log = folder / f"{name}.log"
+            stack.enter_context(running(command, core=engine_core, log=log, environment=variables))
+        log = folder / f"{one.name}.log"
+        child = stack.enter_context(running(one.command, core=router_core, log=log, environment=variables))
+        answers = one.peer.answers if one.peer else EXACT
+        started.append((Contestant(one.name, one.title, one.place.port, child.pid, answers), child, log))
     for contestant, child, log in started:
-        wait_for(child, log, READY_DEADLINE_S, f"http://127.0.0.1:{contestant.port}/health")
+        pages = PEERS[contestant.name].pages if contestant.name in PEERS else {"/health": lambda _: True}
+        for path, fits in pages.items():
+            wait_for(child, log, READY_DEADLINE_S, f"http://127.0.0.1:{contestant.port}{path}", fits)
     return [contestant for contestant, _, _ in started]
 
 

@@ -12,15 +12,17 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from e2e.bench import dynamo
+from e2e.bench.answers import EXACT, Answers, ByForm
 from e2e.cluster.paths import cache_root
 from e2e.cluster.progress import Progress
 from e2e.engine.install import uv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 INSTALL_TIMEOUT_S = 600
@@ -56,6 +58,17 @@ class Peer:
     arguments: Callable[[Place], list[str]]
     legs: int = 2
     """Requests to engines that it makes of one of a client's."""
+    installs: Sequence[Sequence[str]] = ()
+    """What the installer is told, one time after the other; by default the package in its version."""
+    model_maker: Path | None = None
+    """A program for the peer's interpreter that writes the folder of a model which engines of its own need."""
+    engines: Callable[[Place, Path], Mapping[str, list[str]]] = lambda _place, _model: {}
+    """Arguments of its program for each engine of its own, by name, where it cannot be offered ours."""
+    variables: Callable[[Place], Mapping[str, str]] = lambda _: {}
+    """The environment that it and its engines need."""
+    pages: Mapping[str, Callable[[bytes], bool]] = field(default_factory=lambda: {"/health": lambda _: True})
+    """Paths that answer 200, and with what, once it is ready."""
+    answers: Answers = EXACT
 
     @property
     def title(self) -> str:
@@ -81,6 +94,12 @@ class Peer:
         if not self.is_installed:
             raise PeerError(f"{self.name} {self.version} is not installed: run `make peers`")
         return [str(self.environment / "bin" / self.program), *self.arguments(place)]
+
+    def engine_commands(self, place: Place) -> dict[str, list[str]]:
+        """The command lines of its own engines, by name; those of the router are asked for before."""
+        program = str(self.environment / "bin" / self.program)
+        engines = self.engines(place, self.environment / "model")
+        return {f"{self.name}-{name}": [program, *arguments] for name, arguments in engines.items()}
 
 
 def _vllm_router(place: Place) -> list[str]:
@@ -132,7 +151,21 @@ def _listening(place: Place) -> list[str]:
 VLLM_ROUTER = Peer("vllm-router", "0.1.17", "vllm-router", "vllm-router", "round robin", _vllm_router)
 SMG = Peer("smg", "1.13.0", "smg", "smg", "round robin", _smg)
 SGLANG_ROUTER = Peer("sglang-router", "0.3.2", "sglang-router", "smg", "round robin, one leg", _sglang_router, legs=1)
-PEERS = {peer.name: peer for peer in (VLLM_ROUTER, SMG, SGLANG_ROUTER)}
+DYNAMO = Peer(
+    "dynamo-frontend",
+    dynamo.VERSION,
+    "ai-dynamo",
+    "python",
+    "round robin, its own mockers",
+    dynamo.arguments,
+    installs=dynamo.INSTALLS,
+    model_maker=dynamo.MODEL_MAKER,
+    engines=dynamo.engines,
+    variables=dynamo.variables,
+    pages=dynamo.PAGES,
+    answers=ByForm(dynamo.MODELS),
+)
+PEERS = {peer.name: peer for peer in (VLLM_ROUTER, SMG, SGLANG_ROUTER, DYNAMO)}
 
 
 def install(peer: Peer, progress: Progress) -> None:
@@ -152,9 +185,17 @@ def install(peer: Peer, progress: Progress) -> None:
         with progress.step(f"install {peer.name} {peer.version}"):
             # Scripts carry the environment's path, so it is made in place; the mark, written last, makes it whole.
             _run([str(uv()), "venv", "--quiet", "--python", sys.executable, str(final)])
-            pip = [str(uv()), "pip", "install", "--quiet", "--python", str(final / "bin/python")]
-            _run([*pip, f"{peer.package}=={peer.version}"])
+            for command in install_commands(peer):
+                _run([str(uv()), "pip", "install", "--quiet", "--python", str(final / "bin/python"), *command])
+            if peer.model_maker is not None:
+                # Isolated, or modules beside the program would stand for the standard library's.
+                _run([str(final / "bin/python"), "-I", str(peer.model_maker), str(final / "model")])
             (final / "complete").touch()
+
+
+def install_commands(peer: Peer) -> list[list[str]]:
+    """What the installer is told, one time after the other."""
+    return [list(one) for one in peer.installs] or [[f"{peer.package}=={peer.version}"]]
 
 
 def _run(command: list[str]) -> None:

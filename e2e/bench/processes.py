@@ -18,7 +18,7 @@ import httpx
 from e2e.cluster.progress import last_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 STOP_GRACE_S = 5
@@ -72,8 +72,14 @@ def stop(child: subprocess.Popen[bytes]) -> None:
             child.wait(STOP_GRACE_S)
 
 
-def wait_for(child: subprocess.Popen[bytes], log: Path, deadline_s: float, url: str) -> None:
-    """Return when the URL answers 200.
+def wait_for(
+    child: subprocess.Popen[bytes],
+    log: Path,
+    deadline_s: float,
+    url: str,
+    fits: Callable[[bytes], bool] = lambda _: True,
+) -> None:
+    """Return when the URL answers 200, and with what `fits`.
 
     Raises:
         ProcessError: the child ended, or the time is over.
@@ -84,10 +90,11 @@ def wait_for(child: subprocess.Popen[bytes], log: Path, deadline_s: float, url: 
         while time.monotonic() < until_s:
             _check_alive(child, log)
             with contextlib.suppress(httpx.TransportError):
-                if client.get(url).status_code == httpx.codes.OK:
+                answer = client.get(url)
+                if answer.status_code == httpx.codes.OK and fits(answer.content):
                     return
             time.sleep(POLL_S)
-    raise ProcessError(f"{url} did not answer 200 within {deadline_s:.0f} s; {_tail(log)}")
+    raise ProcessError(f"{url} did not answer as it should within {deadline_s:.0f} s; {_tail(log)}")
 
 
 def wait_for_line(child: subprocess.Popen[bytes], log: Path, deadline_s: float, line: str) -> list[str]:

@@ -16,6 +16,7 @@ import platform
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from e2e.bench import cpu, ours, plot
 from e2e.bench.contest import DIRECT, Contestant, start_engines, start_routers, titles
 from e2e.bench.load import LoadError
 from e2e.bench.measures import Bench, Measure, closed_loop, crowd, latency, per_chunk, per_request
-from e2e.bench.peers import PEERS, SGLANG_ROUTER, SMG, VLLM_ROUTER, PeerError
+from e2e.bench.peers import DYNAMO, PEERS, SGLANG_ROUTER, SMG, VLLM_ROUTER, PeerError
 from e2e.bench.processes import ProcessError
 from e2e.bench.report import OURS, OURS_ALL_ON, Row, figures, judged, table, verdicts
 from e2e.bench.workloads import LATENCY, W1, W2, W4, long_streams
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 CORES_NEEDED: Final = 2
 SIGNALLED: Final = 128
 QUIET_LOAD: Final = 1.0
+TRIES: Final = 2
+"""A measure that a peer fails so often in a row is not taken of it any more: each failure takes its deadline."""
 _OWN: Final = (OURS, OURS_ALL_ON)
 
 
@@ -60,7 +63,8 @@ class Plan:
     """No round begins that would not end within this time since the start."""
 
 
-def _plan(*, quick: bool) -> Plan:
+def plan(*, quick: bool) -> Plan:
+    """Of a run, short or full."""
     if quick:
         measures = [per_request(one, offered_s=0.5) for one in (W1, W2, W4)]
         measures += [per_chunk(long_streams(100, duration_s=1.0), window_s=0.5), latency(offered_s=0.5)]
@@ -68,8 +72,9 @@ def _plan(*, quick: bool) -> Plan:
     measures = [per_request(one, offered_s=3) for one in (W1, W2, W4)]
     measures += [per_chunk(long_streams(100, duration_s=4), 3), per_chunk(long_streams(300, duration_s=5), 3)]
     measures += [latency(offered_s=4), closed_loop(count=6000)]
-    peers = (VLLM_ROUTER.name, SMG.name, SGLANG_ROUTER.name)
-    return Plan(peers, measures, 9, crowd(window_s=5), (OURS, OURS_ALL_ON, VLLM_ROUTER.name, SMG.name), budget_s=1100)
+    peers = (VLLM_ROUTER.name, SMG.name, SGLANG_ROUTER.name, DYNAMO.name)
+    of_crowd = (OURS, OURS_ALL_ON, VLLM_ROUTER.name, SMG.name, DYNAMO.name)
+    return Plan(peers, measures, 9, crowd(window_s=5), of_crowd, budget_s=1150)
 
 
 def _cores() -> tuple[int, int]:
@@ -92,18 +97,19 @@ class Run:
         self.bench: Final = Bench()
         self.rows: Final[list[Row]] = []
         self.notes: Final[list[str]] = []
+        self._failed: Final[Counter[tuple[str, ...]]] = Counter()
         self.ours_failed = False
 
     async def measure(self, until_s: float) -> None:
         """Warm-up, rounds, and the crowd; no round begins that would not end at `until_s`.
 
         Raises:
-            LoadError: a router does not serve a workload at all.
+            LoadError: our router does not serve a workload at all.
         """
         plan = self._plan
         for contestant in self._contestants:
             for measure in plan.measures:
-                await self.bench.warm_up(contestant, measure.warm_up)
+                await self._warm_up(measure, contestant)
         await self.bench.warm_up(self._direct, LATENCY)
         rows = [(measure, self._begin(measure)) for measure in plan.measures]
         longest_s = 0.0
@@ -117,13 +123,22 @@ class Run:
             longest_s = max(longest_s, time.monotonic() - began_s)
             self._progress.say(f"round {number + 1} of {plan.rounds}: {self._ratios()}")
         memory = Row("rss", "memory after the rounds", "MB")
-        memory.samples = {one.name: [one.rss_bytes() / 1e6] for one in self._contestants}
+        memory.samples = {one.name: [_rss_mb(one)] for one in self._contestants}
         self.rows.append(memory)
         of = self._begin(plan.crowd)
         for contestant in self._contestants:
             if contestant.name in plan.crowd_of:
                 await self._take(plan.crowd, of, contestant, 0)
                 self._progress.say(f"{contestant.title}: a crowd of streams")
+
+    async def _warm_up(self, measure: Measure, contestant: Contestant) -> None:
+        """A peer's failure is noted, and counts as one of its tries."""
+        try:
+            await self.bench.warm_up(contestant, measure.warm_up)
+        except (LoadError, OSError) as fault:
+            if contestant.name in _OWN:
+                raise LoadError(f"{contestant.title}: {fault}") from fault
+            await self._note(measure, contestant, "warm-up", fault)
 
     def _begin(self, measure: Measure) -> dict[str, Row]:
         """The rows of a measure, to be filled."""
@@ -140,20 +155,37 @@ class Run:
 
     async def _take(self, measure: Measure, rows: dict[str, Row], contestant: Contestant, number: int) -> None:
         """One sample; a failure is noted and leaves a gap, so that it does not cost all that was measured."""
-        try:
-            found: dict[str, float] = await measure.take(self.bench, contestant, number)
-        except LoadError as fault:
-            self.ours_failed = self.ours_failed or contestant.name in _OWN
-            self.notes.append(f"{contestant.title}, round {number + 1}: {fault}")
-            found = {}
+        found: dict[str, float] = {}
+        if self._failed[contestant.name, *measure.rows] < TRIES:
+            try:
+                found = await measure.take(self.bench, contestant, number)
+                self._failed[contestant.name, *measure.rows] = 0
+            except (LoadError, OSError) as fault:
+                self.ours_failed = self.ours_failed or contestant.name in _OWN
+                await self._note(measure, contestant, f"round {number + 1}", fault)
         for name, row in rows.items():
             row.samples.setdefault(contestant.name, []).append(found.get(name))
+
+    async def _note(self, measure: Measure, contestant: Contestant, when: str, fault: Exception) -> None:
+        """Count a failure and let the router come to rest."""
+        self._failed[contestant.name, *measure.rows] += 1
+        more = "; not tried again" if self._failed[contestant.name, *measure.rows] >= TRIES else ""
+        self.notes.append(f"{contestant.title}, {when}: {fault}{more}")
+        await self.bench.settle(contestant)
 
     def _ratios(self) -> str:
         """The last round's, to the first peer, for whoever watches."""
         peer = next(one.name for one in self._contestants if one.name not in _OWN)
         ratios = ((row.name, row.ratios(OURS, peer)) for row in self.rows)
         return ", ".join(f"{name} {found[-1]:.2f}" for name, found in ratios if found)
+
+
+def _rss_mb(contestant: Contestant) -> float | None:
+    """Resident memory; None of a router that has ended."""
+    try:
+        return contestant.rss_bytes() / 1e6
+    except OSError:
+        return None
 
 
 def _add_added(rows: list[Row], contestants: Sequence[Contestant]) -> None:
@@ -205,7 +237,7 @@ def _run(plan: Plan, json_file: Path | None, plot_file: Path | None) -> bool:
     until_s = time.monotonic() + plan.budget_s
     with _sole_run() as folder, ExitStack() as stack:
         engines = start_engines(stack, other_core, folder)
-        contestants = start_routers(stack, router_core, folder, engines, program, plan.peers)
+        contestants = start_routers(stack, (router_core, other_core), folder, engines, program, plan.peers)
         whole = next(one for one in engines if one.role == "whole")
         direct = Contestant(DIRECT, "an engine alone", whole.port, os.getpid())
         progress.say("engines and routers answer")
@@ -224,6 +256,7 @@ def _run(plan: Plan, json_file: Path | None, plot_file: Path | None) -> bool:
         "load_average_after": (os.getloadavg()[0], "processes"),
         "rounds": (len(rows[0].samples[OURS]), "rounds"),
         "answers_checked": (run.bench.answered, "answers"),
+        "answers_checked_by_form": (run.bench.answered_by_form, "answers"),
     }
     print(table(rows, titles(contestants)), judged(found), sep="\n\n")
     print(_said({name: value for name, (value, _) in conditions.items()}, ours.described(program), run.notes))
@@ -237,8 +270,10 @@ def _said(value: dict[str, float], interpreter: str, notes: Sequence[str]) -> st
     """Under what conditions the figures were taken."""
     busy = " (others work here: run it again when they do not)" if value["load_average_before"] > QUIET_LOAD else ""
     failed = "".join(f"\nno figure: {note}" for note in notes)
+    by_form = value["answers_checked_by_form"]
+    more = f", {by_form:.0f} more by their form (engines that make up their texts)" if by_form else ""
     return f"""
-{value["answers_checked"]:.0f} answers checked byte for byte
+{value["answers_checked"]:.0f} answers checked byte for byte{more}
 {value["rounds"]:.0f} interleaved rounds: medians of their samples and of their ratios
 our router's interpreter {interpreter}, uvloop {version("uvloop")}, kernel {platform.release()}
 stolen by the host: {value["router_core_steal"]:.1%} of the routers' core, {value["load_core_steal"]:.1%} of the other
@@ -252,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(SIGNALLED + signum))
     try:
-        good = _run(_plan(quick=asked.quick()), asked.file("JSON"), asked.file("PLOT"))
+        good = _run(plan(quick=asked.quick()), asked.file("JSON"), asked.file("PLOT"))
     except (LoadError, PeerError, ProcessError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1

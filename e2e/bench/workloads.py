@@ -37,6 +37,7 @@ class Workload:
     """Time between two events of one stream."""
     rate_per_s: float = 0
     streams: int = 0
+    model: str = MODEL
 
     @property
     def unit(self) -> str:
@@ -49,7 +50,7 @@ class Workload:
         messages = _messages(self.prompt_bytes)
         messages[0]["content"] = _FIRST_WORD + messages[0]["content"][len(_FIRST_WORD) :]
         body = {
-            "model": MODEL,
+            "model": self.model,
             "messages": messages,
             "temperature": 0,
             "max_tokens": max(1, self.chunks),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,14 +18,17 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from e2e.bench import cpu, ours, replies
+from e2e.bench import cpu, dynamo, ours, replies, router
+from e2e.bench.answers import ByForm
+from e2e.bench.contest import Contestant, our_command
 from e2e.bench.contest import Engine as ContestEngine
-from e2e.bench.contest import our_command
 from e2e.bench.load import Client, LoadError
-from e2e.bench.peers import PEERS, Place
-from e2e.bench.report import Row, figures, judged, table, verdicts
+from e2e.bench.measures import latency, per_request
+from e2e.bench.peers import DYNAMO, PEERS, VLLM_ROUTER, Place, install_commands
+from e2e.bench.report import OURS, Row, figures, judged, table, verdicts
 from e2e.bench.responder import Connection, Engine, Handoffs
-from e2e.bench.workloads import CROWD, W1, W2, W4, long_streams, seed, serial, serial_and_gap_ms
+from e2e.bench.workloads import CROWD, W1, W2, W4, Workload, long_streams, seed, serial, serial_and_gap_ms
+from e2e.cluster.progress import Progress
 from pdpool_router.config import settings
 from pdpool_sim.figure import as_json
 
@@ -272,12 +278,145 @@ def test_our_router_is_started_in_two_settings(tmp_path: Path, all_on: bool, pol
 
 
 def test_every_peer_is_told_where_its_engines_are(tmp_path: Path) -> None:
-    """Each peer's command names the engines of the kind that it uses, and where to listen."""
-    place = Place(["http://p:1"], ["http://d:2"], ["http://w:3"], port=4, admin_port=5, folder=tmp_path)
+    """Each peer's command names the engines of the kind that it uses, or it has its own; and where to listen."""
     for peer in PEERS.values():
-        told = " ".join(peer.arguments(place)) + "".join(file.read_text() for file in tmp_path.glob("*.json"))
-        assert "--port 4" in told
-        assert all(url in told for url in (["http://p:1", "http://d:2"] if peer.legs == 2 else ["http://w:3"]))
+        folder = tmp_path / peer.name
+        folder.mkdir()
+        place = Place(["http://p:1"], ["http://d:2"], ["http://w:3"], port=4, admin_port=5, folder=folder)
+        told = " ".join(peer.arguments(place)) + "".join(file.read_text() for file in folder.glob("*.json"))
+        assert "port 4" in told
+        ours = ["http://p:1", "http://d:2"] if peer.legs == 2 else ["http://w:3"]
+        assert bool(peer.engine_commands(place)) != all(url in told for url in ours)
+
+
+def test_a_peer_with_engines_of_its_own_has_as_many_of_each_role_at_every_pace(tmp_path: Path) -> None:
+    """Dynamo's mockers: two prefill and two decode engines for each pace, no port twice, all in one environment."""
+    place = Place([], [], [], port=4, admin_port=5, folder=tmp_path)
+    assert DYNAMO.arguments(place)[-2:] == ["--event-plane", "zmq"]
+    engines = list(DYNAMO.engine_commands(place).values())
+    assert all(command[0] == str(DYNAMO.environment / "bin/python") for command in engines)
+    told = [dict(itertools.pairwise(command)) for command in engines]
+    assert {(one["--model-name"], one["--disaggregation-mode"]) for one in told} == {
+        (model, role) for model in dynamo.MODELS.values() for role in ("prefill", "decode")
+    }
+    assert {one["--num-workers"] for one in told} == {"2"}
+    ports = [port for one in told for port in one.get("--bootstrap-ports", "").split(",") if port]
+    assert len(set(ports)) == len(ports) == 2 * len(dynamo.MODELS)
+    assert Path(DYNAMO.variables(place)["DYN_FILE_KV"]).is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_pace_that_is_offered_has_a_mocker(quick: bool) -> None:  # noqa: FBT001 - a column of the table
+    """Whatever a run offers, Dynamo's mockers have its pace, and its body is as long as the others'."""
+    plan = router.plan(quick=quick)
+    for measure in [*plan.measures, plan.crowd]:
+        asked = DYNAMO.answers.asked(measure.warm_up)
+        assert asked.body_bytes == measure.warm_up.body_bytes
+        assert json.loads(asked.body(3))["model"] == dynamo.MODELS[measure.warm_up.gap_ms]
+
+
+def test_a_peer_is_ready_once_all_its_engines_are() -> None:
+    """Dynamo answers 200 without engines: it is ready when it tells of all of them, and of every model."""
+    health, models = dynamo.PAGES["/health"], dynamo.PAGES["/v1/models"]
+    instances = [{"endpoint": "generate"}] * (4 * len(dynamo.MODELS))
+    assert health(json.dumps({"status": "healthy", "instances": [{"endpoint": "other"}, *instances]}).encode())
+    assert not health(json.dumps({"instances": instances[1:]}).encode())
+    assert not health(b'{"status":"unhealthy"}')
+    cards = [{"id": name, "object": "model"} for name in dynamo.MODELS.values()]
+    assert models(json.dumps({"data": cards}).encode())
+    assert not models(json.dumps({"data": cards[1:]}).encode())
+
+
+def test_a_peer_is_installed_as_its_entry_says() -> None:
+    """By default its package in its version; else what the entry lists, with every package pinned."""
+    assert install_commands(VLLM_ROUTER) == [["vllm-router==0.1.17"]]
+    [bare, needed] = install_commands(DYNAMO)
+    assert bare == ["--no-deps", "ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"]
+    assert all("==" in package for package in needed)
+
+
+def piece(text: str | None, finish: str | None = None, model: str = "m") -> bytes:
+    """One event of an engine that makes up its texts."""
+    choice = {"index": 0, "delta": {} if text is None else {"content": text}, "finish_reason": finish}
+    return b"data: " + json.dumps({"id": "c-1", "model": model, "choices": [choice]}).encode() + b"\n\n"
+
+
+THREE = Workload("three", "t", 100, chunks=3)
+ONE = Workload("one", "t", 100)
+WHOLE = b'{"model":"m","choices":[{"message":{"content":"a"},"finish_reason":"length"}]}'
+RIGHT = 3 * piece("a") + piece(None, "length") + replies.STREAM_END
+
+
+@pytest.mark.parametrize(
+    ("workload", "body", "fault"),
+    [
+        (THREE, RIGHT, ""),
+        (THREE, RIGHT.removesuffix(replies.STREAM_END), "no [DONE]"),
+        (THREE, RIGHT.removeprefix(piece("a")), "2 pieces of text, not 3"),
+        (THREE, piece("a") + RIGHT, "4 pieces of text, not 3"),
+        (THREE, 3 * piece("a") + replies.STREAM_END, "3 pieces of text, not 3"),
+        (THREE, 3 * piece("a") + piece(None, "stop") + replies.STREAM_END, "'stop'"),
+        (THREE, 3 * piece("a", model="b") + piece(None, "length") + replies.STREAM_END, "another model"),
+        (THREE, b'data: {"error":"overloaded"}\n\n' + replies.STREAM_END, "no answer"),
+        (ONE, WHOLE, ""),
+        (ONE, WHOLE.replace(b'"a"', b'""'), "0 pieces of text, not 1"),
+        (ONE, WHOLE.replace(b"length", b"stop"), "'stop'"),
+        (ONE, b'{"error":"overloaded"}', "no answer"),
+        (ONE, b"", "no answer"),
+    ],
+)
+def test_answer_that_nobody_knows_beforehand_is_checked_by_its_form(
+    workload: Workload, body: bytes, fault: str
+) -> None:
+    """As many pieces of text as asked for, the end that the bound makes, the model that was asked."""
+    found = ByForm({0: "m"}).fault(workload, 1, body)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b"", ""),
+        (b"dat", ""),
+        (2 * piece("a") + b'data: {"id"', ""),
+        (piece("a") + piece(None, "length"), "1 pieces of text, not 2"),
+        (b'{"error":"overloaded"}', "no stream"),
+    ],
+)
+def test_stream_that_nobody_knows_beforehand_is_checked_as_far_as_it_has_come(body: bytes, fault: str) -> None:
+    """Each whole event carries text and no end; half an event is not looked at."""
+    found = ByForm({0: "m"}).fault_so_far(THREE, 1, body)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+def ended_process() -> int:
+    """The pid of a process that is gone."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    return child.pid
+
+
+async def test_a_peer_that_fails_leaves_gaps_and_does_not_cost_the_others_their_figures() -> None:
+    """A peer that ended is noted from its warm-up on, is not tried for ever, and ours is measured in every round."""
+    handoffs = Handoffs()
+    async with serving(lambda: Connection(Engine("whole", handoffs))) as whole:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            mine = Contestant(OURS, "us", whole, os.getpid())
+            gone = Contestant("peer", "them", closed.getsockname()[1], ended_process())
+            measure = per_request(dataclasses.replace(W1, rate_per_s=50), offered_s=0.2)
+            plan = router.Plan(("peer",), [measure], 3, latency(offered_s=0.02), (), budget_s=60)
+            run = router.Run(plan, [mine, gone], mine, Progress("test"))
+            await run.measure(until_s=time.monotonic() + 600)
+    by_name = {row.name: row for row in run.rows}
+    assert [one is None for one in by_name["w1"].samples[OURS]] == [False] * 3
+    assert by_name["w1"].samples["peer"] == [None] * 3
+    assert by_name["rss"].samples["peer"] == [None]
+    assert [note.split(":")[0] for note in run.notes] == ["them, warm-up", "them, round 1"]
+    assert run.notes[-1].endswith("not tried again")
+    assert not run.ours_failed
 
 
 async def test_half_of_the_prompts_are_known_and_their_ids_begin_alike() -> None:
