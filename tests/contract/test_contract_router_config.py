@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pdpool_api import router_config, router_config_schema, router_spec
 from pdpool_api.router_config import ConfigError
@@ -77,6 +78,11 @@ auth: {apiKeysFile: f}
         ("limits:", "7:", "line 7: a key must be text"),
         ("limits:", "limits: [", "line 9: not YAML"),
         ("- key: a", "- key: a\n- key: a", "tenants: each key is named once"),
+        (
+            'http://p:8000"}',
+            'http://p:8000", uid: u}\n  - {role: decode, url: "http://d", uid: u}',
+            "each uid is given once",
+        ),
         ("{apiKeysFile: f}", "{}", "tenants need auth.apiKeysFile"),
         ("{apiKeysFile: f}", "{saltFile: s}", "line 11: auth: Value error, saltFile needs apiKeysFile"),
         (
@@ -100,6 +106,21 @@ def test_every_fault_of_a_file_is_told() -> None:
         router_config.parse(text)
     for message in ("line 8: limits.maxConcurrent", "line 9: limits.maxBodyBytes", "line 11: tenants.0.kee"):
         assert message in str(caught.value)
+
+
+def test_numbers_are_written_as_in_pools() -> None:
+    """`5e9` is a number here too, and `12:30` a word; names that look like either are read back as written."""
+    text = TEXT.replace("[m]", "[12:30, 2026-01-01]").replace(
+        "limits:", "speeds: {transfer: {bytesPerSecond: 5e9}}\nlimits:"
+    )
+    config = router_config.parse(text)
+    assert config.speeds.transfer.bytes_per_second == 5e9
+    assert config.model.served_names == ("12:30", "2026-01-01")
+    names = ("5e9", "70.6e9", "12:30", "2026-01-01", "1e3", "0o17", "017", "yes", "1.", "~", "0x1f", ".inf")
+    odd = router_config.from_mapping({**SMALLEST, "model": {"servedNames": names}})
+    written = router_config.dump(odd)
+    assert router_config.parse(written) == odd
+    assert tuple(yaml.safe_load(written)["model"]["servedNames"]) == names, "a router of a release before reads it too"
 
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}"])

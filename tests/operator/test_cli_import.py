@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from pdpool_api import kubectl_yaml
 from pdpool_api.pool import InferencePool
 from pdpool_operator.cli.main import main
 
@@ -115,7 +116,7 @@ spec:
             - name: main
               command: [python3, -m, dynamo.vllm]
               args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "2"]
-              env: [{name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: "20097"}, {name: A, value: b}]
+              env: [{name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: "20097"}, {name: A, value: "1e3"}]
               envFrom: [{secretRef: {name: hf}}]
               resources: {limits: {nvidia.com/gpu: "2"}}
     - name: Decode
@@ -136,7 +137,8 @@ def call(text: str, *arguments: str) -> Result:
 
 def pools(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
-    return {each["metadata"]["name"]: each for each in yaml.safe_load_all(result.stdout)}
+    read = yaml.load_all(result.stdout, Loader=kubectl_yaml.Loader)
+    return {each["metadata"]["name"]: each for each in read}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_components_of_dynamos_newer_version_are_read_as_well() -> None:
     assert spec["prefill"] == {
         "replicas": 2,
         "parallelism": {"tensor": 2},
-        "env": [{"name": "A", "value": "b"}],
+        "env": [{"name": "A", "value": "1e3"}],
         "template": {"nodeSelector": {"gpu": "h100"}},
     }
     assert spec["decode"] == {"replicas": 1, "parallelism": {"tensor": 1}}

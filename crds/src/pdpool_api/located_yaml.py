@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pdpool_api import kubectl_yaml
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -68,8 +70,8 @@ def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | No
     return None
 
 
-class _Loader(yaml.SafeLoader):
-    """`yaml.SafeLoader` that takes each key once, and only text for a key."""
+class _Loader(kubectl_yaml.Loader):
+    """A loader that takes each key once, and only text for a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's signature
         seen: dict[str, int] = {}

@@ -16,6 +16,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from pdpool_api import kubectl_yaml
 from pdpool_api.hardware import profiles
 from pdpool_api.located_yaml import Located, LocatedError
 from pdpool_api.names import Role
@@ -121,6 +122,13 @@ class Endpoints(Section):
     def _one_source(self) -> Self:
         if bool(self.static) == (self.pods is not None):
             raise ValueError("exactly one of static and pods must be given")
+        return self
+
+    @model_validator(mode="after")
+    def _one_of_each_uid(self) -> Self:
+        uids = [each.uid for each in self.static if each.uid]
+        if len(set(uids)) < len(uids):
+            raise ValueError("static: each uid is given once, as endpoints are told apart by it")
         return self
 
 
@@ -292,10 +300,6 @@ def parse(text: str) -> RouterConfig:
     return _checked(located.value, located.line)
 
 
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's where PyYAML has it: by itself PyYAML takes a quarter of the time in which a pool is planned."""
-
-
 def from_mapping(raw: Any) -> RouterConfig:
     """Checks a mapping with the file's keys.
 
@@ -307,7 +311,8 @@ def from_mapping(raw: Any) -> RouterConfig:
 
 def dump(config: RouterConfig) -> str:
     """The file's text for a configuration; `parse(dump(c)) == c`."""
-    return yaml.dump(config.model_dump(mode="json", by_alias=True, exclude_none=True), Dumper=_Dumper, sort_keys=False)
+    said = config.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return yaml.dump(said, Dumper=kubectl_yaml.Dumper, sort_keys=False)
 
 
 def _checked(raw: Any, line_of: Callable[[Sequence[str | int]], int | None]) -> RouterConfig:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import yaml
 
-from pdpool_api import names
+from pdpool_api import kubectl_yaml, names
 from pdpool_operator.build import recipes
 from pdpool_operator.cli import pool_view
 from pdpool_operator.cli.redaction import Redaction
@@ -202,4 +202,4 @@ def _role(pod: Json) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return yaml.safe_dump(value, sort_keys=False, width=120, allow_unicode=True)
+    return yaml.dump(value, Dumper=kubectl_yaml.Dumper, sort_keys=False, width=120, allow_unicode=True)

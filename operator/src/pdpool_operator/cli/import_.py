@@ -7,6 +7,7 @@ from typing import IO
 import click
 import yaml
 
+from pdpool_api import kubectl_yaml
 from pdpool_api.pool import InferencePool, PoolError
 from pdpool_operator.cli.importing import SOURCES, CarryError, imported
 
@@ -32,7 +33,7 @@ def import_(ctx: click.Context, *, files: tuple[IO[str], ...], source: str | Non
     is_fine = True
     for file in files:
         try:
-            documents = [each for each in yaml.safe_load_all(file) if isinstance(each, dict)]
+            documents = [each for each in yaml.load_all(file, Loader=kubectl_yaml.Loader) if isinstance(each, dict)]
             found = imported(documents, source)
         except (yaml.YAMLError, CarryError) as fault:
             raise click.ClickException(f"{file.name}: {fault}") from fault
@@ -42,7 +43,10 @@ def import_(ctx: click.Context, *, files: tuple[IO[str], ...], source: str | Non
         for each in found:
             remarks = [*each.remarks, *_faults(each.pool)]
             click.echo("---\n" + "".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
-            click.echo(yaml.safe_dump(each.pool, sort_keys=False, width=120, allow_unicode=True), nl=False)
+            click.echo(
+                yaml.dump(each.pool, Dumper=kubectl_yaml.Dumper, sort_keys=False, width=120, allow_unicode=True),
+                nl=False,
+            )
     ctx.exit(0 if is_fine else 1)
 
 

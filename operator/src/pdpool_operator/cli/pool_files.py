@@ -13,17 +13,12 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import yaml
 
-from pdpool_api import names
+from pdpool_api import kubectl_yaml, names
 from pdpool_api.pool import InferencePool, PoolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NUMBER_STARTS: Final = list("-+0123456789.")
-_INTEGER: Final = re.compile(r"^[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$")
-_FLOAT: Final = re.compile(
-    r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
-)
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
 _NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 """Of a pool that is not stored."""
@@ -44,7 +39,7 @@ class Written:
     fault: str = ""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(kubectl_yaml.Loader):
     """YAML as `kubectl` reads it, and duplicate keys refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the library's
@@ -58,15 +53,6 @@ class _Loader(yaml.SafeLoader):
         if twice := [key for key, times in keys.items() if times > 1]:
             raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} stands twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
-
-
-_REPLACED: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
-_Loader.yaml_implicit_resolvers = {
-    first: [each for each in resolvers if each[0] not in _REPLACED]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, _NUMBER_STARTS)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, _NUMBER_STARTS)
 
 
 def pools(file: IO[str], namespace: str | None = None) -> tuple[Written, ...]:

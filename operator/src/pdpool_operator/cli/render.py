@@ -7,6 +7,7 @@ from typing import IO
 import click
 import yaml
 
+from pdpool_api import kubectl_yaml
 from pdpool_operator import ownership
 from pdpool_operator.cli.judgement import DEFAULT_OPERATOR_NAMESPACE, judged
 from pdpool_operator.cli.options import images, of_files, written
@@ -45,5 +46,8 @@ def render(
             click.echo(f"{file}: {found.name}: warning: {remark.reason}: {remark.message}", err=True)
         for child in found.desired.children if found.desired is not None else ():
             body = ownership.without_none(child.body)
-            click.echo("---\n" + yaml.safe_dump(body, sort_keys=False, width=120, allow_unicode=True), nl=False)
+            click.echo(
+                "---\n" + yaml.dump(body, Dumper=kubectl_yaml.Dumper, sort_keys=False, width=120, allow_unicode=True),
+                nl=False,
+            )
     ctx.exit(0 if is_fine else 1)
