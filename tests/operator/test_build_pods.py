@@ -329,6 +329,21 @@ def test_a_router_without_secrets_is_built_as_before(raw_pool: dict[str, Any]) -
     assert "initContainers" not in router
 
 
+def test_an_author_may_name_a_volume_of_the_router_like_ours(raw_pool: dict[str, Any]) -> None:
+    """`config` is a name that many would take: the router's own volume then has another, mounted where it always is."""
+    template = {
+        "volumes": [{"name": "config", "emptyDir": {}}],
+        "volumeMounts": [{"name": "config", "mountPath": "/mine"}],
+    }
+    router = pod(desired(raw_pool, router={**SECURED, "template": template}), "router")
+    (container,) = router["containers"]
+    at = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert at["/mine"] == "config"
+    by_name = {each["name"]: each for each in router["volumes"]}
+    assert len(by_name) == len(router["volumes"])
+    assert {"configMap": {"name": "tiny-router"}} in by_name[at["/etc/pdpool"]]["projected"]["sources"]
+
+
 def test_a_route_has_no_timeout(raw_pool: dict[str, Any]) -> None:
     """Answers stream for minutes: the gateway is told not to cut them, and to send to the router's Service."""
     route = {"parentRefs": [{"name": "gw", "namespace": "edge"}], "hostnames": ["llm.example"]}

@@ -210,12 +210,14 @@ def test_what_is_not_told_speaks_neither_way(work: Any) -> None:
 
 
 def test_an_unknown_model_is_aggregated_and_says_why() -> None:
-    """Nothing is guessed about a model without sizes."""
-    found = auto("org/unknown", prefill=NVLINK, decode=NVLINK)
-    assert found.mode == "Aggregated"
-    assert found.remark is not None
-    assert found.remark.reason == "ModelUnknown"
-    assert "org/unknown" in found.remark.message
+    """Nothing is guessed about a model without sizes, whether or not two roles are described."""
+    for prefill in (NVLINK, None):
+        found = auto("org/unknown", prefill=prefill, decode=NVLINK)
+        assert found.mode == "Aggregated"
+        assert found.remark is not None
+        assert found.remark.reason == "ModelUnknown"
+        assert "org/unknown" in found.remark.message
+        assert ("spec.prefill" in found.remark.message) is (prefill is None)
 
 
 @given(

@@ -13,7 +13,7 @@ from pdpool_api.names import Role
 from pdpool_operator.build.metadata import metadata
 from pdpool_operator.build.pods import over, placement, pod_metadata
 from pdpool_operator.build.router_access import account_name
-from pdpool_operator.build.router_secrets import CONFIG_VOLUME, config_volume, reference_check
+from pdpool_operator.build.router_secrets import config_volume, reference_check
 from pdpool_operator.records import DEPLOYMENTS, Child, Json
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _template(pool: InferencePool) -> Json:
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     config = config_volume(pool.spec.router, names.child_name(pool.name, "router"))
-    container = _container(pool)
+    container = _container(pool, config["name"])
     first = reference_check(pool.spec.router, container)
     return {
         "metadata": pod_metadata(pool, Role.ROUTER, given, {}),
@@ -81,7 +81,7 @@ def _resources(pool: InferencePool) -> Json:
     return {**({"claims": claims} if claims else {}), **found}
 
 
-def _container(pool: InferencePool) -> Json:
+def _container(pool: InferencePool, config_volume_name: str) -> Json:
     given = pool.spec.router.template
     security = {
         "allowPrivilegeEscalation": False,
@@ -126,7 +126,7 @@ def _container(pool: InferencePool) -> Json:
         "resources": _resources(pool),
         "securityContext": over(security, given.security_context),
         "volumeMounts": [
-            {"name": CONFIG_VOLUME, "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True},
+            {"name": config_volume_name, "mountPath": names.ROUTER_CONFIG_DIR, "readOnly": True},
             *given.volume_mounts,
         ],
     }

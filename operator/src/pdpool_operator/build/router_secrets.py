@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pdpool_api.router_spec import Router
     from pdpool_operator.records import Json
 
-CONFIG_VOLUME: Final = "config"
+_CONFIG_VOLUME: Final = "config"
+_OWN_CONFIG_VOLUME: Final = "pdpool-config"
+"""Where the author has a volume of the usual name. It is not the name of all: that would roll every router."""
 
 
 class _Entry(NamedTuple):
@@ -27,14 +29,16 @@ class _Entry(NamedTuple):
 
 def config_volume(router: Router, config_map: str) -> Json:
     """The volume with the configuration, and the files of Secrets that it names."""
+    taken = any(each["name"] == _CONFIG_VOLUME for each in router.template.volumes)
+    name = _OWN_CONFIG_VOLUME if taken else _CONFIG_VOLUME
     wanted = _entries(router)
     if not wanted:
-        return {"name": CONFIG_VOLUME, "configMap": {"name": config_map}}
+        return {"name": name, "configMap": {"name": config_map}}
     sources: list[Json] = [{"configMap": {"name": config_map}}]
     for secret in dict.fromkeys(each.secret for each in wanted):
         items = [{"key": each.key, "path": each.key} for each in wanted if each.secret == secret]
         sources.append({"secret": {"name": secret, "items": items, "optional": True}})
-    return {"name": CONFIG_VOLUME, "projected": {"sources": sources}}
+    return {"name": name, "projected": {"sources": sources}}
 
 
 def reference_check(router: Router, container: Json) -> list[Json]:

@@ -2,7 +2,7 @@
 
 Boundary: pure. The rule:
 
-1. Without a prefill in the spec, or without the model's sizes, one role.
+1. Without the model's sizes, or without a prefill in the spec, one role.
 2. Fewer than 4 accelerators: one role. Two pools would be one card each.
 3. No fast way for KV (neither `transfer.rdma` nor NVLink on both profiles): one role.
 4. The expected requests speak against two roles (`workload`): one role.
@@ -65,11 +65,12 @@ def decided(pool: InferencePool) -> Decision:
 
 
 def _by_rule(spec: InferencePoolSpec) -> tuple[Mode, Remark | None]:
-    if spec.prefill is None:
-        return "Aggregated", None
     if not models.facts(spec.model).known:
         words = f"mode Auto is Aggregated: the sizes of {spec.model.id} are not known (spec.model.shape can tell them)"
-        return "Aggregated", Remark(Reason.MODEL_UNKNOWN, words)
+        also = ", and two roles need spec.prefill" if spec.prefill is None else ""
+        return "Aggregated", Remark(Reason.MODEL_UNKNOWN, words + also)
+    if spec.prefill is None:
+        return "Aggregated", None
     total = accelerators.of_pool(spec.with_sizes({role: spec.role(role).most_replicas for role in spec.roles}))
     count = total if spec.max_gpus is None else min(total, spec.max_gpus)
     on_nvlink = all(_has_nvlink(spec, role) for role in (Role.PREFILL, Role.DECODE))
