@@ -344,6 +344,15 @@ def test_an_author_may_name_a_volume_of_the_router_like_ours(raw_pool: dict[str,
     assert {"configMap": {"name": "tiny-router"}} in by_name[at["/etc/pdpool"]]["projected"]["sources"]
 
 
+@pytest.mark.parametrize(("template", "unavailable"), [({}, 0), ({"hostNetwork": True}, 1)])
+def test_a_router_on_the_nodes_network_gives_up_its_place(
+    raw_pool: dict[str, Any], template: dict[str, Any], unavailable: int
+) -> None:
+    """Its ports are the node's: where every node has a router, none could be replaced if none might be missing."""
+    body = bodies(desired(raw_pool, router={"template": template}), "Deployment")["router"]
+    assert body["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": unavailable}
+
+
 def test_a_route_has_no_timeout(raw_pool: dict[str, Any]) -> None:
     """Answers stream for minutes: the gateway is told not to cut them, and to send to the router's Service."""
     route = {"parentRefs": [{"name": "gw", "namespace": "edge"}], "hostnames": ["llm.example"]}

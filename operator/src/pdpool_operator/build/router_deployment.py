@@ -29,7 +29,7 @@ _DEFAULT_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 
 
 def router_deployment(pool: InferencePool) -> Child:
-    """As many routers as the spec says; a new one is ready before an old one goes."""
+    """As many routers as the spec says; a new one is ready before an old one goes, where both find a place."""
     body = {
         "apiVersion": DEPLOYMENTS.api_version,
         "kind": DEPLOYMENTS.kind,
@@ -40,11 +40,19 @@ def router_deployment(pool: InferencePool) -> Child:
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": 600,
             "selector": {"matchLabels": names.selector_labels(pool.name, Role.ROUTER)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1 if _needs_a_node(pool) else 0},
+            },
             "template": _template(pool),
         },
     }
     return Child(DEPLOYMENTS, body, role=Role.ROUTER)
+
+
+def _needs_a_node(pool: InferencePool) -> bool:
+    """Two routers never share a node: where each node has one, a new one would wait for its place for ever."""
+    return pool.spec.router.template.host_network
 
 
 def _template(pool: InferencePool) -> Json:
