@@ -141,6 +141,20 @@ def test_frames_with_and_without_topic(frames: list[bytes], found: Any) -> None:
     assert kv_events.sequence_and_payload(frames) == found
 
 
+def test_sources_are_read_in_every_shape() -> None:
+    """By rank as in 0.32, and as the lists that vLLM's repository has besides."""
+    listed = [
+        {"data_parallel_rank": 1, "endpoint": "tcp://10.0.0.1:6558", "replay_endpoint": None, "topic": ""},
+        {"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.1:6557", "replay_endpoint": "tcp://*:6657", "topic": ""},
+    ]
+    by_rank = {str(each["data_parallel_rank"]): each for each in listed}
+    for answer in (by_rank, listed, {"sources": listed}):
+        found = kv_events.sources(msgspec.json.encode(answer))
+        assert found == [kv_events.Source(0, 6557, 6657), kv_events.Source(1, 6558, None)]
+    for nobody in (b"{}", b"[]", b'{"sources": []}'):
+        assert not kv_events.sources(nobody)
+
+
 def test_only_ports_of_sources_are_believed() -> None:
     """An engine says on which ports it publishes, never on which host: nobody is led elsewhere (Q100)."""
     answer = {
@@ -151,6 +165,6 @@ def test_only_ports_of_sources_are_believed() -> None:
     }
     found = kv_events.sources(msgspec.json.encode(answer))
     assert found == [kv_events.Source(0, 5557, 5657), kv_events.Source(1, 22, None)]
-    for wrong in (b"", b"[]", b'{"a": {}}', b'{"0": 5}', b"\xff"):
+    for wrong in (b"", b"[5]", b'{"a": {}}', b'{"0": 5}', b"\xff"):
         with pytest.raises(EventError):
             kv_events.sources(wrong)

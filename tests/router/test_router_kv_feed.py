@@ -253,7 +253,7 @@ async def test_engines_say_where_they_publish(site: Site, quick: None) -> None:
 
 @pytest.mark.parametrize(("status", "body"), [(404, b""), (200, b"rubbish")])
 async def test_engines_that_cannot_say_are_heard_at_the_usual_ports(site: Site, status: int, body: bytes) -> None:
-    """Older engines have no such route."""
+    """Older engines have no such route: the ports that their pods declare are taken, of each rank, else the usual."""
     site.answers.status, site.answers.body = status, body
     bare = msgspec.structs.replace(site.endpoint(), kv_events="", kv_replay="", host="::1")
     site.feed.follow([bare], listen=True)
@@ -261,6 +261,12 @@ async def test_engines_that_cannot_say_are_heard_at_the_usual_ports(site: Site, 
     (subscription,) = site.feed._subscriptions["p"]
     assert subscription.events == "tcp://[::1]:5557"
     assert subscription._replay_address == "tcp://[::1]:5657"
+    site.feed.follow([], listen=True)
+    declared = msgspec.structs.replace(bare, event_ports=((6557, 6657), (6558, None)))
+    site.feed.follow([declared], listen=True)
+    await eventually(lambda: len(site.feed._subscriptions.get("p", ())) == 2)
+    told = [(each.rank, each.events, each._replay_address) for each in site.feed._subscriptions["p"]]
+    assert told == [(0, "tcp://[::1]:6557", "tcp://[::1]:6657"), (1, "tcp://[::1]:6558", "")]
 
 
 async def test_approximate_listens_to_nobody(site: Site) -> None:

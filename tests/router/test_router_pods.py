@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
+from pdpool_api.engines import vllm
 from pdpool_api.names import (
     ANNOTATION_DRAINING,
     GROUP,
@@ -17,7 +18,9 @@ from pdpool_api.names import (
     LABEL_REVISION,
     LABEL_ROLE,
     ROUTER_POD_NAME_VARIABLE,
+    Role,
 )
+from pdpool_api.pool import InferencePool
 from pdpool_api.router_config import PodSource, from_mapping
 from pdpool_router.feeds import pods
 from tests.router.conftest import eventually, running
@@ -187,6 +190,22 @@ async def test_only_ready_owned_pods_are_endpoints(api: ScriptedApi) -> None:
     assert api.selectors == {f"{LABEL_POOL}=llama"}
     (good,) = (endpoint for endpoint in told[-1] if endpoint.name == "good")
     assert (good.uid, good.host, good.port, good.revision, good.draining) == ("uid-good", "10.0.0.1", 8000, "r1", False)
+
+
+def test_a_pod_tells_where_its_ranks_publish() -> None:
+    """On the node's network decode's ports are others, and each rank has its own: those that are declared count."""
+    role = {"hardware": "cpu", "parallelism": {"data": 2}, "template": {"hostNetwork": True}}
+    spec = {"model": {"id": "/m"}, "prefill": role, "decode": role}
+    pool = InferencePool.parse({"metadata": {"name": "p"}, "spec": spec}).spec
+    for of, offset in ((Role.PREFILL, 0), (Role.DECODE, 1000)):
+        made = {"containers": [{"name": "sidecar"}, {"name": "engine", "ports": vllm.ports(pool, of)}]}
+        found = pods.endpoint_of(pod("a", of.value, spec=made))
+        assert found is not None
+        assert found.port == 8000 + offset
+        assert found.event_ports == ((5557 + offset, 5657 + offset), (5558 + offset, 5658 + offset))
+    silent = pods.endpoint_of(pod("b"))
+    assert silent is not None
+    assert silent.event_ports == ()
 
 
 async def test_odd_pods_do_not_hide_the_others(api: ScriptedApi, capfd: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,9 @@ ENGINE_HTTP_PORT: Final = 8000
 NIXL_SIDE_CHANNEL_PORT: Final = 5600
 KV_EVENTS_PORT: Final = 5557
 KV_REPLAY_PORT: Final = 5657
+KV_EVENTS_PORT_NAME: Final = "kv-events"
+KV_REPLAY_PORT_NAME: Final = "kv-replay"
+"""What pods call these ports of their first rank; see `rank_port_name`."""
 ROUTER_API_PORT: Final = 8080
 ROUTER_ADMIN_PORT: Final = 9090
 OPERATOR_PORT: Final = 8081
@@ -131,6 +134,11 @@ def label_value(pool: str) -> str:
     if len(pool) <= NAME_MAX_LENGTH:
         return pool
     return f"{pool[: NAME_MAX_LENGTH - _HASH_LENGTH - 1].rstrip('-.')}-{_digest(pool)}"
+
+
+def rank_port_name(name: str, rank: int) -> str:
+    """What a pod calls a port of one of its data-parallel ranks."""
+    return name if rank == 0 else f"{name}-{rank}"
 
 
 def selector_labels(pool: str, role: Role) -> dict[str, str]:

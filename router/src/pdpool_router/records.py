@@ -38,6 +38,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     """Where it publishes KV events; empty: it is asked, or the usual port of its host."""
     kv_replay: str = ""
     """Where it sends them again."""
+    event_ports: tuple[tuple[int, int | None], ...] = ()
+    """Ports of both that it declares, by rank: where an engine that cannot be asked is heard."""
     authority: str = ""
     """`host:port` as in a URL, IPv6 hosts in brackets; follows from the two."""
     host_field: bytes = b""

@@ -324,7 +324,7 @@ class KvEvents:
             self._subscribe(endpoint, source.rank, _address(endpoint, source.events_port), replay)
 
     async def _ask(self, endpoint: Endpoint) -> list[engine.Source] | None:
-        """Where it publishes; None: it cannot say now, ask again. One that does not know the question: usual ports."""
+        """Where it publishes; None: it cannot say now, ask again. Of one that does not know: what its pod declares."""
         try:
             status, body = await self._fetcher.fetch(endpoint, engine.SOURCES_PATH, _ASK_TIMEOUT_S)
         except EngineFault:
@@ -334,7 +334,8 @@ class KvEvents:
                 return engine.sources(body) or None
         elif status >= _SERVER_ERROR:
             return None
-        return [engine.Source(0, KV_EVENTS_PORT, KV_REPLAY_PORT)]
+        ports = endpoint.event_ports or ((KV_EVENTS_PORT, KV_REPLAY_PORT),)
+        return [engine.Source(rank, *each) for rank, each in enumerate(ports)]
 
     def _subscribe(self, endpoint: Endpoint, rank: int, events: str, replay: str) -> None:
         assert self._context is not None

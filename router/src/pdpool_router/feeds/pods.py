@@ -27,11 +27,14 @@ from pdpool_api.names import (
     ENGINE_ROLES,
     GROUP,
     KIND,
+    KV_EVENTS_PORT_NAME,
+    KV_REPLAY_PORT_NAME,
     LABEL_POOL,
     LABEL_REVISION,
     LABEL_ROLE,
     Role,
     label_value,
+    rank_port_name,
 )
 from pdpool_router.records import Endpoint, Life
 
@@ -113,6 +116,7 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         port=_http_port(pod),
         revision=str(labels.get(LABEL_REVISION) or ""),
         draining=leaves or _is_marked(metadata),
+        event_ports=_event_ports(pod),
     )
 
 
@@ -156,11 +160,25 @@ def _is_starting(pod: Json) -> bool:
 
 def _http_port(pod: Json) -> int:
     """The container port called `http` (host networking makes it differ between the roles), else the usual one."""
+    return _ports(pod).get("http", ENGINE_HTTP_PORT)
+
+
+def _event_ports(pod: Json) -> tuple[tuple[int, int | None], ...]:
+    """Of each rank in turn the ports of KV events and of their replay; host networking moves these too."""
+    ports = _ports(pod)
+    found: list[tuple[int, int | None]] = []
+    while (events := ports.get(rank_port_name(KV_EVENTS_PORT_NAME, len(found)))) is not None:
+        found.append((events, ports.get(rank_port_name(KV_REPLAY_PORT_NAME, len(found)))))
+    return tuple(found)
+
+
+def _ports(pod: Json) -> dict[str, int]:
+    """The named ports of a pod; of two of one name the first."""
+    found: dict[str, int] = {}
     for container in (pod.get("spec") or {}).get("containers") or ():
         for port in container.get("ports") or ():
-            if port.get("name") == "http":
-                return int(port["containerPort"])
-    return ENGINE_HTTP_PORT
+            found.setdefault(str(port.get("name") or ""), int(port["containerPort"]))
+    return found
 
 
 # --- the feed --------------------------------------------------------------------------------------------------------

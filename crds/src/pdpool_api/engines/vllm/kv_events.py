@@ -233,20 +233,24 @@ class Source(msgspec.Struct, frozen=True):
 class _Told(msgspec.Struct):
     endpoint: str | None = None
     replay_endpoint: str | None = None
+    data_parallel_rank: int = 0
+    """Where the answer is a list."""
 
 
-_decode_sources = msgspec.json.Decoder(dict[str, _Told]).decode
+_decode_sources = msgspec.json.Decoder(dict[str, _Told | list[_Told]] | list[_Told]).decode
 
 
 def sources(answer: bytes) -> list[Source]:
     """What `GET /kv_event_sources` tells: ports by rank. Only ports: on which host an engine is, it need not say.
 
+    vLLM 0.32 answers a map by rank. Its repository also has a list whose items name their ranks, by itself and under
+    `sources`.
+
     Raises:
         EventError: the answer is not of that shape.
     """
     try:
-        told = _decode_sources(answer)
-        ranks = {int(rank): where for rank, where in told.items()}
+        ranks = _by_rank(_decode_sources(answer))
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as fault:
         raise EventError("not a list of sources") from fault
     found: list[Source] = []
@@ -255,6 +259,14 @@ def sources(answer: bytes) -> list[Source]:
         if port is not None:
             found.append(Source(rank, port, port_of(where.replay_endpoint)))
     return found
+
+
+def _by_rank(told: dict[str, _Told | list[_Told]] | list[_Told]) -> dict[int, _Told]:
+    listed = told.get("sources") if isinstance(told, dict) else told
+    if isinstance(listed, list):
+        return {each.data_parallel_rank: each for each in listed}
+    assert isinstance(told, dict)
+    return {int(rank): where for rank, where in told.items() if isinstance(where, _Told)}
 
 
 def port_of(endpoint: str | None) -> int | None:

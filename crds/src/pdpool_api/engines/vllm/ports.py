@@ -10,7 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pdpool_api.engines.vllm.parallelism import parallelism
-from pdpool_api.names import ENGINE_HTTP_PORT, KV_EVENTS_PORT, KV_REPLAY_PORT, NIXL_SIDE_CHANNEL_PORT, Role
+from pdpool_api.names import (
+    ENGINE_HTTP_PORT,
+    KV_EVENTS_PORT,
+    KV_EVENTS_PORT_NAME,
+    KV_REPLAY_PORT,
+    KV_REPLAY_PORT_NAME,
+    NIXL_SIDE_CHANNEL_PORT,
+    Role,
+    rank_port_name,
+)
 
 if TYPE_CHECKING:
     from pdpool_api.pool import InferencePoolSpec
@@ -39,11 +48,12 @@ def ports(spec: InferencePoolSpec, role: Role) -> list[dict[str, Any]]:
     offset = port_offset(spec, role)
     on_host = spec.role(role).template.host_network
     side_channel = () if role is Role.AGGREGATED else (("nixl", NIXL_SIDE_CHANNEL_PORT),)
+    events = ((KV_EVENTS_PORT_NAME, KV_EVENTS_PORT), (KV_REPLAY_PORT_NAME, KV_REPLAY_PORT))
     return [
         _port("http", ENGINE_HTTP_PORT + offset, on_host=on_host),
         *(
-            _port(name if rank == 0 else f"{name}-{rank}", base + offset + rank, on_host=on_host)
-            for name, base in (*side_channel, ("kv-events", KV_EVENTS_PORT), ("kv-replay", KV_REPLAY_PORT))
+            _port(rank_port_name(name, rank), base + offset + rank, on_host=on_host)
+            for name, base in (*side_channel, *events)
             for rank in range(parallelism(spec, role).data)
         ),
     ]
