@@ -142,6 +142,41 @@ async def test_a_pool_that_does_not_wake_in_time_is_told_with_a_time_to_come_bac
     assert admission._queued["m"] == 0
 
 
+async def test_an_edit_that_ends_holding_turns_nobody_out_who_is_held() -> None:
+    """Q38: a size that is patched from 0 to 1 wakes the pool, and is also the edit by which it is never at zero."""
+    clock = Clock()
+    admission = gate(clock, wake_seconds=60)
+    admission.sleep(asleep=True)
+    held, late = enter(admission), enter(admission)
+    clock.now_s += 30
+    admission.configure(Limits(wake_seconds=0), {})
+    admission.sleep(asleep=admission.may_hold)
+    admission.tick()
+    assert held.turn is not None
+    assert not held.turn.done()
+    admission.sleep(asleep=False)
+    await through(admission, held)
+    admission.leave(late)
+    assert not admission.may_hold
+    admission.sleep(asleep=admission.may_hold)
+    assert enter(admission).turn is None
+
+
+async def test_who_is_held_beyond_an_edit_is_held_no_longer_than_before() -> None:
+    """The time that counted when it came, and nobody is held once the line is empty."""
+    clock = Clock()
+    admission = gate(clock, wake_seconds=60)
+    admission.sleep(asleep=True)
+    held = enter(admission)
+    admission.configure(Limits(wake_seconds=0), {})
+    clock.now_s += 61
+    admission.sleep(asleep=admission.may_hold)
+    admission.tick()
+    with pytest.raises(Saturated):
+        await through(admission, held)
+    assert not admission.may_hold
+
+
 async def test_a_saturated_stage_holds_requests_back() -> None:
     """A line forms in the router and not in an engine, and goes on as the stage has room for it."""
     admission = gate()

@@ -293,8 +293,8 @@ class Router:
     def _look_after_the_line(self) -> None:
         """Holds requests while the pool wakes, and ends the wait of those whose time is over."""
         serves = self.api.serviceable()
-        may_hold = self.config.limits.wake_seconds > 0
-        self.admission.sleep(asleep=may_hold and self._wake.look(self._life, serves=serves, now_s=monotonic()))
+        wakes = self.admission.may_hold and self._wake.look(self._life, serves=serves, now_s=monotonic())
+        self.admission.sleep(asleep=wakes)
         self.admission.tick()
 
 

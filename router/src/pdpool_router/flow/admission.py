@@ -71,6 +71,8 @@ class Admission:
         self._asleep_since_s: float | None = None
         self._woken_s = 0.0
         self._last_wake_s = _FIRST_WAKE_S
+        self._hold_s = 0.0
+        """How long those may be held who are held now."""
         self.spare_tokens: Callable[[], float] = _boundless
         """Prompt tokens that the stage that is short can take now; asked again when those are given away."""
         self._spare_tokens = 0.0
@@ -80,6 +82,9 @@ class Admission:
     def configure(self, limits: Limits, shares: Mapping[str, Share]) -> None:
         """Takes over limits and tenants' shares; whoever waits goes on waiting."""
         self._limits = limits
+        # The size that wakes a pool may be the edit by which it is never at zero again: who is held stays held.
+        if limits.wake_seconds or not (self.asleep and self._queue):
+            self._hold_s = limits.wake_seconds
         self._max_concurrent = limits.max_concurrent  # a plain number: it is read for each request
         self._shares = dict(shares)
         self._queue.patience_s = limits.queue_seconds / 2
@@ -150,12 +155,18 @@ class Admission:
                 self._last_wake_s = now_s - self._asleep_since_s
             self._asleep_since_s = None
             self._woken_s = now_s
+            self._hold_s = self._limits.wake_seconds
             self.dispatch()
 
     @property
     def asleep(self) -> bool:
         """Requests are held until the pool has woken."""
         return self._asleep_since_s is not None
+
+    @property
+    def may_hold(self) -> bool:
+        """Requests may be held while the pool wakes, or some are and will be."""
+        return self._limits.wake_seconds > 0 or (self._hold_s > 0 and self.asleep and bool(self._queue))
 
     @property
     def waiting(self) -> int:
@@ -173,7 +184,7 @@ class Admission:
             return
         now_s = self._clock()
         if self.asleep:
-            self._end_overdue(now_s, self._limits.wake_seconds, "The pool did not wake in time.")
+            self._end_overdue(now_s, self._hold_s, "The pool did not wake in time.")
         elif now_s - self._woken_s > self._limits.queue_seconds:
             # Whoever was held while the pool woke gets its whole time in line from then on.
             self._end_overdue(now_s, self._limits.queue_seconds, "No engine had room for this request in time.")
