@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pdpool_api.router_config import Limits
 from pdpool_router.faults import RateLimited, Saturated
 from pdpool_router.flow.admission import Admission, Share, Ticket
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 class Clock:
@@ -35,6 +40,35 @@ async def through(admission: Admission, ticket: Ticket) -> None:
             await ticket.turn
     finally:
         admission.leave(ticket)
+
+
+def calls_of_one(admission: Admission, tenant: str) -> list[str]:
+    """Every Python function, and method of C, that one request's admission and its end call."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+        elif event == "c_call":
+            called.append(argument.__name__)
+
+    sys.setprofile(note)
+    try:
+        admission.leave(enter(admission, tenant))
+    finally:
+        sys.setprofile(None)
+    return [name for name in called if name not in {"enter", "leave", "setprofile", "__call__"}]
+
+
+def test_without_contention_admission_costs_nothing() -> None:
+    """One of two thousand under way asks for no more than one who is alone: no future, no line, no fair share."""
+    shares = {f"tenant-{number}": Share(weight=number + 1, priority=number) for number in range(1000)}
+    alone, crowded = gate(max_concurrent=4096), gate(shares=shares, max_concurrent=4096)
+    for number in range(2000):
+        enter(crowded, f"tenant-{number % 1000}")
+    calls_of_one(alone, ""), calls_of_one(crowded, "tenant-7")  # the first of each asks for what may be spent
+    # A look at the tenant's share, a look at the room, one admitted; the time that it left is noted.
+    assert calls_of_one(alone, "") == calls_of_one(crowded, "tenant-7") == ["get", "_room", "_admit", "append"]
 
 
 async def test_what_is_over_the_limit_waits_and_goes_when_another_ends() -> None:
