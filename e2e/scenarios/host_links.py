@@ -1,4 +1,4 @@
-"""Fixed places on the node through which pods mount the engine: `/var/lib/pdpool/{python,packages,model}`.
+"""Fixed places on the node through which pods mount the engine: `/var/lib/pdpool/{python,packages,model,cache}`.
 
 Boundary: makes and removes these links, nothing else. Where the engine's environment lies depends on who installed it;
 through links at fixed places the committed sample is applied as it stands. Symbolic links, because they leave no mount
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path("/var/lib/pdpool")
-NAMES = ("python", "packages", "model")
+NAMES = ("python", "packages", "model", "cache")
 
 
 def targets() -> Mapping[str, Path]:
-    """What each link points to: the interpreter's prefix, the engine's packages, the model."""
-    places = (install.interpreter().parent.parent, install.site_packages(install.venv()), model.folder())
+    """What each link points to: the interpreter's prefix, the engine's packages, the model, what engines write down."""
+    venv = install.venv()
+    places = (install.interpreter().parent.parent, install.site_packages(venv), model.folder(), venv.parent / "cache")
     return dict(zip(NAMES, places, strict=True))
 
 
@@ -33,7 +34,9 @@ def make(root: Path = ROOT) -> None:
         FileExistsError: something that is not a link stands at one of the places; it is left alone.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for name, target in targets().items():
+    places = targets()
+    places["cache"].mkdir(exist_ok=True)
+    for name, target in places.items():
         link = root / name
         if link.exists() and not link.is_symlink():
             raise FileExistsError(f"{link} is not a link that the demo made; move it away")

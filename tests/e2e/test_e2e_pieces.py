@@ -43,7 +43,7 @@ def test_the_sample_is_a_valid_pool() -> None:
     sample = yaml.safe_load(options.SAMPLE.read_text())
     pool = InferencePool.parse(sample, strict=True)
     paths = {volume["hostPath"]["path"] for volume in pool.spec.decode.template.volumes}
-    assert paths == {"/usr", *(str(host_links.ROOT / name) for name in ("python", "packages", "model"))}
+    assert paths == {"/usr", *(str(host_links.ROOT / name) for name in host_links.NAMES)}
 
 
 def test_a_standin_pool_is_a_valid_pool() -> None:
