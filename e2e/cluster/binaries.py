@@ -108,7 +108,14 @@ _GO_PROGRAMS = (
     _kubernetes("kube-scheduler"),
     _kubernetes("kubelet"),
     _kubernetes("kube-proxy"),
-    GoProgram("coredns", COREDNS, "github.com/coredns/coredns", "github.com/coredns/coredns", {}),
+    GoProgram(
+        "coredns",
+        COREDNS,
+        "github.com/coredns/coredns",
+        "github.com/coredns/coredns",
+        {},
+        main=Path(__file__).with_name("coredns.go"),
+    ),
     GoProgram(
         "argocd",
         ARGO_CD,
