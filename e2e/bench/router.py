@@ -170,7 +170,7 @@ class Run:
         """Count a failure and let the router come to rest."""
         self._failed[contestant.name, *measure.rows] += 1
         more = "; not tried again" if self._failed[contestant.name, *measure.rows] >= TRIES else ""
-        self.notes.append(f"{contestant.title}, {when}: {fault}{more}")
+        self.notes.append(f"{contestant.title}, {next(iter(measure.rows))}, {when}: {fault}{more}")
         await self.bench.settle(contestant)
 
     def _ratios(self) -> str:

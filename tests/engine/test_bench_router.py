@@ -414,7 +414,7 @@ async def test_a_peer_that_fails_leaves_gaps_and_does_not_cost_the_others_their_
     assert [one is None for one in by_name["w1"].samples[OURS]] == [False] * 3
     assert by_name["w1"].samples["peer"] == [None] * 3
     assert by_name["rss"].samples["peer"] == [None]
-    assert [note.split(":")[0] for note in run.notes] == ["them, warm-up", "them, round 1"]
+    assert [note.split(":")[0] for note in run.notes] == ["them, w1, warm-up", "them, w1, round 1"]
     assert run.notes[-1].endswith("not tried again")
     assert not run.ours_failed
 
