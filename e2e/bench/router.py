@@ -69,8 +69,8 @@ def plan(*, quick: bool) -> Plan:
         measures = [per_request(one, offered_s=0.5) for one in (W1, W2, W4)]
         measures += [per_chunk(long_streams(100, duration_s=1.0), window_s=0.5), latency(offered_s=0.5)]
         return Plan((VLLM_ROUTER.name,), measures, 3, crowd(window_s=1), (OURS,), budget_s=32)
-    measures = [per_request(one, offered_s=3) for one in (W1, W2, W4)]
-    measures += [per_chunk(long_streams(100, duration_s=4), 3), per_chunk(long_streams(300, duration_s=5), 3)]
+    measures = [per_request(one, offered_s=2.5) for one in (W1, W2, W4)]
+    measures += [per_chunk(long_streams(100, duration_s=3.5), 2.5), per_chunk(long_streams(300, duration_s=4.5), 2.5)]
     measures += [latency(offered_s=4), closed_loop(count=6000)]
     peers = (VLLM_ROUTER.name, SMG.name, SGLANG_ROUTER.name, DYNAMO.name)
     of_crowd = (OURS, OURS_ALL_ON, VLLM_ROUTER.name, SMG.name, DYNAMO.name)

@@ -33,7 +33,7 @@ from pdpool_router.config import settings
 from pdpool_sim.figure import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 @contextlib.asynccontextmanager
@@ -398,13 +398,23 @@ def ended_process() -> int:
     return child.pid
 
 
+@contextlib.contextmanager
+def idle_process() -> Iterator[int]:
+    """The pid of a process without children, for the time of the block: this one's may end while they are counted."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
 async def test_a_peer_that_fails_leaves_gaps_and_does_not_cost_the_others_their_figures() -> None:
     """A peer that ended is noted from its warm-up on, is not tried for ever, and ours is measured in every round."""
     handoffs = Handoffs()
     async with serving(lambda: Connection(Engine("whole", handoffs))) as whole:
-        with socket.socket() as closed:
+        with socket.socket() as closed, idle_process() as pid:
             closed.bind(("127.0.0.1", 0))
-            mine = Contestant(OURS, "us", whole, os.getpid())
+            mine = Contestant(OURS, "us", whole, pid)
             gone = Contestant("peer", "them", closed.getsockname()[1], ended_process())
             measure = per_request(dataclasses.replace(W1, rate_per_s=50), offered_s=0.2)
             plan = router.Plan(("peer",), [measure], 3, latency(offered_s=0.02), (), budget_s=60)
