@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pdpool_api.engines import vllm
+from pdpool_api.names import Role
+from pdpool_api.pool import InferencePool, InferencePoolSpec, PoolError
 
 if TYPE_CHECKING:
     from tests.contract.conftest import MakeSpec
@@ -69,6 +74,33 @@ def test_any_other_change_keeps_the_revision(spec: MakeSpec, change: dict[str, A
 def test_two_spellings_of_one_setting_are_one_revision(spec: MakeSpec, one: list[str], other: list[str]) -> None:
     """Rewriting an argument without changing it rolls nothing by itself."""
     assert vllm.revision(spec(engine={"args": one})) == vllm.revision(spec(engine={"args": other}))
+
+
+def test_replicas_of_one_revision_suit_each_other_through_every_edit() -> None:
+    """Within a revision the old of one role work with the new of the other: any such mix is a valid pool too."""
+    sizes, blocks = (1, 2, 3, 4, 8), ((), ("16", "32"))
+    hardware = ({}, {"hardware": "h100-sxm"}, {"hardware": "b200"})
+    model = {"id": "org/model", "shape": {"kvHeads": 4}}
+    by_revision = defaultdict(list)
+    for prefill, decode, sized, on in itertools.product(sizes, sizes, blocks, hardware):
+        roles = {
+            role: {"parallelism": {"tensor": tensor}, "args": [f"--block-size={each}" for each in size], **on}
+            for role, tensor, size in (("prefill", prefill, sized[:1]), ("decode", decode, sized[1:]))
+        }
+        with contextlib.suppress(PoolError):
+            found = _parsed(model=model, **roles)
+            if not vllm.disagreements(found):
+                by_revision[vllm.revision(found)].append(roles)
+    assert max(map(len, by_revision.values())) > 4, "sizes that suit any other are no reason for a revision"
+    for alike in by_revision.values():
+        for old, new in itertools.permutations(alike, 2):
+            mixed = _parsed(model=model, prefill=old["prefill"], decode=new["decode"])
+            assert not vllm.disagreements(mixed)
+            assert vllm.settings(mixed, Role.PREFILL) == vllm.settings(_parsed(model=model, **old), Role.PREFILL)
+
+
+def _parsed(**spec: Any) -> InferencePoolSpec:
+    return InferencePool.parse({"metadata": {"name": "p"}, "spec": spec}).spec
 
 
 def test_a_revision_is_part_of_names_and_labels(spec: MakeSpec) -> None:

@@ -20,7 +20,7 @@ from pdpool_api.engines.vllm.parallelism import parallelism
 from pdpool_api.names import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pdpool_api.pool import InferencePoolSpec
 
@@ -51,6 +51,8 @@ _OWN_TRANSFER_FIELDS: Final = frozenset({"kv_role", "kv_load_failure_policy", "e
 _OWN_TRANSFER_EXTRAS: Final = frozenset({"kv_lease_duration"})
 """Fields of the transfer configuration in which the roles may differ."""
 _NO_COMMON_BACKEND: Final = "attention backend"
+_USUAL_BACKEND: Final = "FLASH_ATTN"
+"""What the engine chooses by itself on most hardware."""
 _SYNONYMS: Final = {
     ("--dtype", "half"): "float16",
     ("--dtype", "float"): "float32",
@@ -87,12 +89,36 @@ def shared_settings(spec: InferencePoolSpec) -> dict[str, Any]:
         ArgumentError: a JSON argument is no JSON object.
     """
     adapters = {each.name: each.source for each in spec.model.adapters}
+    of_roles = {role: settings(spec, role) for role in spec.roles}
     return {
         "model": spec.model.id,
         "image": spec.engine.image,
         "servedNames": list(spec.model.names),
         **({"adapters": adapters} if adapters else {}),
-        "roles": {role.value: settings(spec, role) for role in spec.roles},
+        "roles": {role.value: each for role, each in of_roles.items()},
+        **_bound(spec, of_roles),
+    }
+
+
+def _bound(spec: InferencePoolSpec, of_roles: Mapping[Role, Mapping[str, Any]]) -> dict[str, Any]:
+    """What else must be of one revision, because a replica from before an edit would not suit one from after it.
+
+    Within a revision each role is replaced by itself, so that for a while the old of one works with the new of the
+    other. That the roles of each spec suit each other is not enough for these; most pools have none of them.
+    """
+    if not spec.disaggregated:
+        return {}
+    chosen = {role: choices(spec, role)[:1] for role, each in of_roles.items() if ATTENTION_BACKEND not in each}
+    backends = {role.value: each[0] for role, each in chosen.items() if each and each[0] != _USUAL_BACKEND}
+    sizes = {role: parallelism(spec, role).tensor for role in spec.roles}
+    heads = models.facts(spec.model).kv_heads
+    block_sizes = {each.get("--block-size") for each in of_roles.values()}
+    # Powers of two divide one another.
+    is_free = all(size.bit_count() == 1 for size in sizes.values()) and len(block_sizes) == 1
+    is_free = is_free and (heads is None or sizes[Role.PREFILL] <= heads)
+    return {
+        **({"backends": backends} if backends else {}),
+        **({} if is_free else {"tensor": {role.value: size for role, size in sizes.items()}}),
     }
 
 
