@@ -290,7 +290,7 @@ def test_every_peer_is_told_where_its_engines_are(tmp_path: Path) -> None:
 
 
 def test_a_peer_with_engines_of_its_own_has_as_many_of_each_role_at_every_pace(tmp_path: Path) -> None:
-    """Dynamo's mockers: two prefill and two decode engines for each pace, no port twice, all in one environment."""
+    """Dynamo's mockers: two prefill and two decode engines for each pace, all from one environment."""
     place = Place([], [], [], port=4, admin_port=5, folder=tmp_path)
     assert DYNAMO.arguments(place)[-2:] == ["--event-plane", "zmq"]
     engines = list(DYNAMO.engine_commands(place).values())
@@ -300,8 +300,9 @@ def test_a_peer_with_engines_of_its_own_has_as_many_of_each_role_at_every_pace(t
         (model, role) for model in dynamo.MODELS.values() for role in ("prefill", "decode")
     }
     assert {one["--num-workers"] for one in told} == {"2"}
-    ports = [port for one in told for port in one.get("--bootstrap-ports", "").split(",") if port]
-    assert len(set(ports)) == len(ports) == 2 * len(dynamo.MODELS)
+    assert {one["--endpoint"] for one in told} == {
+        f"dyn://{model}.{role}.generate" for model in dynamo.MODELS.values() for role in ("prefill", "backend")
+    }
     assert Path(DYNAMO.variables(place)["DYN_FILE_KV"]).is_relative_to(tmp_path)
 
 
