@@ -302,7 +302,7 @@ class Client:
         What came is checked by its first bytes: each stream has what it should have as far as it has come.
 
         Raises:
-            LoadError: a stream did not begin in time, or broke.
+            LoadError: a stream did not begin in time, or broke, or most of what was due did not come.
         """
         before_bytes = rss_bytes()
         listeners: dict[int, _Listener] = {}
@@ -329,6 +329,7 @@ class Client:
             lost = sum(one.lost for one in listeners.values())
             if lost:
                 raise LoadError(f"{lost} of {len(numbers)} streams broke")
+            self._check_came(found.events, len(numbers), found.seconds)
         finally:
             for one in listeners.values():
                 one.transport.abort()
@@ -361,12 +362,15 @@ class Client:
         if self._open != len(numbers):
             message = f"only {self._open} of {len(numbers)} streams ran until the end of the window"
             raise LoadError(f"{message}: {self.tally.faults[:3]}")
-        due = len(numbers) * window_s * 1000 / self._workload.gap_ms
+        self._check_came(events, len(numbers), window_s)
+        await self._all_answered(self._workload.chunks * self._workload.gap_ms / 1000 + ANSWER_DEADLINE_S)
+        return used_ns, events
+
+    def _check_came(self, events: int, streams: int, seconds: float) -> None:
+        due = streams * seconds * 1000 / self._workload.gap_ms
         if events < LEAST_SHARE * due:
             # What little was relayed would bear the cost of everything else that the process does.
             raise LoadError(f"only {events} of {due:.0f} chunks came: router, engines or client did not keep up")
-        await self._all_answered(self._workload.chunks * self._workload.gap_ms / 1000 + ANSWER_DEADLINE_S)
-        return used_ns, events
 
     async def close(self) -> None:
         """Close every connection."""

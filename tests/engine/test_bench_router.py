@@ -468,6 +468,10 @@ async def test_streams_that_hardly_come_have_no_cost_per_chunk() -> None:
                 await client.hold(range(1), 0.2, lambda: 0)
         finally:
             await client.close()
+        with pytest.raises(LoadError, match=r"0 of \d+ chunks came"):
+            await Client(port, dataclasses.replace(CROWD, gap_ms=100)).crowd(
+                range(1), 0.3, read_ns=lambda: 0, rss_bytes=lambda: 0
+            )
 
 
 async def test_closed_loop_sends_every_request_once() -> None:
