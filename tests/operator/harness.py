@@ -202,7 +202,7 @@ class Operator:
         return self._process.poll() is None
 
     def answer(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5)
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=30)
 
     def metric(self, name: str) -> float:
         """A metric without labels; KeyError when it is not there."""
