@@ -1,7 +1,7 @@
 """`python -m e2e.observability.drawing RECORD FILE`: a record of the dashboard's panels as a picture.
 
-Boundary: from a file to a file. Needs matplotlib, which only the benchmark's dependency group has: what takes minutes to
-measure is recorded first, and does not depend on it.
+Boundary: from a file to a file. Needs matplotlib, which only the benchmark's dependency group has: what takes minutes
+to measure is recorded first, and does not depend on it.
 """
 
 from __future__ import annotations
