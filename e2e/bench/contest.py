@@ -73,10 +73,10 @@ def start_engines(stack: ExitStack, core: int, logs: Path) -> list[Engine]:
 
 
 def our_settings(engines: Sequence[Engine], *, all_on: bool, keys_file: Path) -> dict[str, object]:
-    """The configuration of our router.
+    """The configuration of our router, with keys.
 
     Either a policy without state, as the peers have, and all else what the router does by itself; or `all_on`: chosen
-    by what engines hold, with keys. Every request then takes the hop too, so that both do the same work.
+    by what engines hold. Every request then takes the hop too, so that both do the same work.
     """
     static = [
         {"role": one.role, "url": one.url, "kvEvents": f"tcp://127.0.0.1:{one.events_port}"}
@@ -87,15 +87,15 @@ def our_settings(engines: Sequence[Engine], *, all_on: bool, keys_file: Path) ->
         "model": {"servedNames": [MODEL]},
         "endpoints": {"static": static},
         "routing": {"policy": "LeastLoaded"},
+        "auth": {"apiKeysFile": str(keys_file)},
     }
     if all_on:
         settings["routing"] = {"policy": "KvAware", "localPrefill": {"maxUncachedTokens": 0}}
-        settings["auth"] = {"apiKeysFile": str(keys_file)}
     return settings
 
 
 def our_command(program: Path, engines: Sequence[Engine], place: Place, *, all_on: bool) -> list[str]:
-    """The command line of our router at that place; its files are written to the place's folder."""
+    """The command line of our router at that place, access log on; its files are written to the place's folder."""
     keys_file = place.folder / "keys"
     keys_file.write_text(f"bench={KEY}\n")
     file = place.folder / ("ours-all-on.json" if all_on else "ours.json")  # JSON is YAML
@@ -104,8 +104,7 @@ def our_command(program: Path, engines: Sequence[Engine], place: Place, *, all_o
         str(program),
         *("--config", str(file)),
         *("--host", "127.0.0.1", "--port", str(place.port), "--admin-port", str(place.admin_port)),
-        *("--log-level", "warning"),
-        *(("--access-log",) if all_on else ()),
+        *("--log-level", "warning", "--access-log"),
     ]
 
 
