@@ -1,14 +1,14 @@
 """YAML scalars as `kubectl` takes them: `70.6e9` is a number, `12:30` and `2026-01-01` are words.
 
-Boundary: which plain words are numbers; what else a loader is strict about is its own. PyYAML follows YAML 1.1, in
-which an exponent needs a sign. All that is read from people is read alike, and what is written is quoted wherever one
-of the two would take a word for something else.
+Boundary: which plain words are numbers, and how text is laid out; what else a loader is strict about is its own. PyYAML
+follows YAML 1.1, in which an exponent needs a sign. All that is read from people is read alike, and what is written is
+quoted wherever one of the two would take a word for something else.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -45,3 +45,8 @@ class Dumper(_Dumper):
 for _kind in (Loader, Dumper):
     _kind.add_implicit_resolver(_INTEGER_TAG, _INTEGER, _NUMBER_STARTS)
     _kind.add_implicit_resolver(_FLOAT_TAG, _FLOAT, _NUMBER_STARTS)
+
+
+def for_people(value: Any) -> str:
+    """The text of an object as the command line shows it: fields in their order, lines of up to 120 characters."""
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import yaml
 
 from pdpool_api import kubectl_yaml, names
 from pdpool_operator.build import recipes
@@ -58,7 +57,7 @@ class Bundle:
     def archive(self, top: str, now: datetime) -> bytes:
         """A gzipped tar of everything, without secrets, under one folder."""
         # Objects first: what is secret in them is then looked for in every text.
-        files = {name: _yaml(self.redaction.of_object(each)) for name, each in self.objects.items()}
+        files = {name: kubectl_yaml.for_people(self.redaction.of_object(each)) for name, each in self.objects.items()}
         files |= self.texts
         if self.problems:
             files["problems.txt"] = "".join(f"{each}\n" for each in sorted(self.problems))
@@ -199,7 +198,3 @@ def _path(pod: Json) -> str:
 
 def _role(pod: Json) -> str:
     return str(pod["metadata"].get("labels", {}).get(names.LABEL_ROLE, ""))
-
-
-def _yaml(value: Any) -> str:
-    return yaml.dump(value, Dumper=kubectl_yaml.Dumper, sort_keys=False, width=120, allow_unicode=True)

@@ -43,10 +43,7 @@ def import_(ctx: click.Context, *, files: tuple[IO[str], ...], source: str | Non
         for each in found:
             remarks = [*each.remarks, *_faults(each.pool)]
             click.echo("---\n" + "".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
-            click.echo(
-                yaml.dump(each.pool, Dumper=kubectl_yaml.Dumper, sort_keys=False, width=120, allow_unicode=True),
-                nl=False,
-            )
+            click.echo(kubectl_yaml.for_people(each.pool), nl=False)
     ctx.exit(0 if is_fine else 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import IO
 
 import click
-import yaml
 
 from pdpool_api import kubectl_yaml
 from pdpool_operator import ownership
@@ -46,8 +45,5 @@ def render(
             click.echo(f"{file}: {found.name}: warning: {remark.reason}: {remark.message}", err=True)
         for child in found.desired.children if found.desired is not None else ():
             body = ownership.without_none(child.body)
-            click.echo(
-                "---\n" + yaml.dump(body, Dumper=kubectl_yaml.Dumper, sort_keys=False, width=120, allow_unicode=True),
-                nl=False,
-            )
+            click.echo("---\n" + kubectl_yaml.for_people(body), nl=False)
     ctx.exit(0 if is_fine else 1)
