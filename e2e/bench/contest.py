@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from e2e.bench import cpu
 from e2e.bench.answers import EXACT, Answers
 from e2e.bench.load import KEY
-from e2e.bench.peers import PEERS, Peer, Place
+from e2e.bench.peers import HEALTH, PEERS, Peer, Place
 from e2e.bench.processes import running, wait_for, wait_for_line
 from e2e.bench.replies import MODEL
 from e2e.bench.report import OURS, OURS_ALL_ON
@@ -150,18 +150,18 @@ def start_routers(  # noqa: PLR0917 - what a run has
     started = []
     for one in _starts(program, engines, folder, peers):
         variables = one.peer.variables(one.place) if one.peer else {}
-        for name, command in one.peer.engine_commands(one.place).items() if one.peer else ():
+        for name, command in one.peer.engine_commands().items() if one.peer else ():
             log = folder / f"{name}.log"
             stack.enter_context(running(command, core=engine_core, log=log, environment=variables))
         log = folder / f"{one.name}.log"
         child = stack.enter_context(running(one.command, core=router_core, log=log, environment=variables))
         answers = one.peer.answers if one.peer else EXACT
-        started.append((Contestant(one.name, one.title, one.place.port, child.pid, answers), child, log))
-    for contestant, child, log in started:
-        pages = PEERS[contestant.name].pages if contestant.name in PEERS else {"/health": lambda _: True}
+        pages = one.peer.pages if one.peer else HEALTH
+        started.append((Contestant(one.name, one.title, one.place.port, child.pid, answers), pages, child, log))
+    for contestant, pages, child, log in started:
         for path, fits in pages.items():
             wait_for(child, log, READY_DEADLINE_S, f"http://127.0.0.1:{contestant.port}{path}", fits)
-    return [contestant for contestant, _, _ in started]
+    return [contestant for contestant, *_ in started]
 
 
 def titles(contestants: Sequence[Contestant]) -> Mapping[str, str]:

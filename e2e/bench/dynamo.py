@@ -57,9 +57,8 @@ def arguments(place: Place) -> list[str]:
     ]
 
 
-def engines(place: Place, model: Path) -> dict[str, list[str]]:
+def engines(model: Path) -> dict[str, list[str]]:
     """Arguments of the mockers, by the name of each; `model`: the folder that `dynamo_model` has written."""
-    del place
     found = {}
     for pace_ms, name in MODELS.items():
         common = [

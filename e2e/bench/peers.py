@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INSTALL_TIMEOUT_S = 600
+HEALTH: Mapping[str, Callable[[bytes], bool]] = {"/health": lambda _: True}
+"""A router is ready once it answers there, whatever it says."""
 
 
 class PeerError(Exception):
@@ -62,11 +64,11 @@ class Peer:
     """What the installer is told, one time after the other; by default the package in its version."""
     model_maker: Path | None = None
     """A program for the peer's interpreter that writes the folder of a model which engines of its own need."""
-    engines: Callable[[Place, Path], Mapping[str, list[str]]] = lambda _place, _model: {}
+    engines: Callable[[Path], Mapping[str, list[str]]] = lambda _: {}
     """Arguments of its program for each engine of its own, by name, where it cannot be offered ours."""
     variables: Callable[[Place], Mapping[str, str]] = lambda _: {}
     """The environment that it and its engines need."""
-    pages: Mapping[str, Callable[[bytes], bool]] = field(default_factory=lambda: {"/health": lambda _: True})
+    pages: Mapping[str, Callable[[bytes], bool]] = field(default_factory=lambda: HEALTH)
     """Paths that answer 200, and with what, once it is ready."""
     answers: Answers = EXACT
 
@@ -95,10 +97,10 @@ class Peer:
             raise PeerError(f"{self.name} {self.version} is not installed: run `make peers`")
         return [str(self.environment / "bin" / self.program), *self.arguments(place)]
 
-    def engine_commands(self, place: Place) -> dict[str, list[str]]:
-        """The command lines of its own engines, by name; those of the router are asked for before."""
+    def engine_commands(self) -> dict[str, list[str]]:
+        """The command lines of its own engines, by name."""
         program = str(self.environment / "bin" / self.program)
-        engines = self.engines(place, self.environment / "model")
+        engines = self.engines(self.environment / "model")
         return {f"{self.name}-{name}": [program, *arguments] for name, arguments in engines.items()}
 
 

@@ -287,14 +287,14 @@ def test_every_peer_is_told_where_its_engines_are(tmp_path: Path) -> None:
         told = " ".join(peer.arguments(place)) + "".join(file.read_text() for file in folder.glob("*.json"))
         assert "port 4" in told
         ours = ["http://p:1", "http://d:2"] if peer.legs == 2 else ["http://w:3"]
-        assert bool(peer.engine_commands(place)) != all(url in told for url in ours)
+        assert bool(peer.engine_commands()) != all(url in told for url in ours)
 
 
 def test_a_peer_with_engines_of_its_own_has_as_many_of_each_role_at_every_pace(tmp_path: Path) -> None:
     """Dynamo's mockers: two prefill and two decode engines for each pace, all from one environment."""
     place = Place([], [], [], port=4, admin_port=5, folder=tmp_path)
     assert DYNAMO.arguments(place)[-2:] == ["--event-plane", "zmq"]
-    engines = list(DYNAMO.engine_commands(place).values())
+    engines = list(DYNAMO.engine_commands().values())
     assert all(command[0] == str(DYNAMO.environment / "bin/python") for command in engines)
     told = [dict(itertools.pairwise(command)) for command in engines]
     assert {(one["--model-name"], one["--disaggregation-mode"]) for one in told} == {
