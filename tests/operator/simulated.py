@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pdpool_api import names
+from pdpool_operator.observe.cluster import left_s
 from pdpool_operator.records import DEPLOYMENTS, Child, ChildKey, Desired, Load, Observed, Pace, Plan, PoolRef
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Pod:
     started: bool = False
     scheduled: bool = False
     ending: bool = False
+    lost_s: float | None = None
+    """Since when its node is lost: nobody ends it, and it was to have ended then."""
     requests: int = 0
     annotations: dict[str, str] = field(default_factory=dict)
 
@@ -122,11 +125,12 @@ class SimulatedCluster:
 
     def observed(self) -> Observed:
         pods = [(each, pod) for each in self.deployments.values() for pod in each.pods]
+        raw = (self._pod(each, pod) for each, pod in pods)
         return Observed(
             REF,
             RAW,
             {key: self._deployment(key, each) for key, each in self.deployments.items()},
-            tuple(self._pod(each, pod) for each, pod in pods),
+            tuple(pod for pod in raw if left_s(pod, self.now_s) > 0),
             loads={pod.name: Load(pod.requests, holds_kv=pod.requests > 0) for _, pod in pods},
         )
 
@@ -162,7 +166,7 @@ class SimulatedCluster:
             "creationTimestamp": f"{pod.born:012d}",
         }
         if pod.ending:
-            metadata["deletionTimestamp"] = "now"
+            metadata["deletionTimestamp"] = "now" if pod.lost_s is None else stamp(pod.lost_s)
         conditions = [{"type": "Ready", "status": str(pod.ready)}]
         if not pod.scheduled:
             conditions.append({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"})
@@ -301,8 +305,8 @@ class SimulatedCluster:
             pod.ready = pod.started = True
 
     def end(self, each: Deployment) -> None:
-        """Terminating pods are gone."""
-        each.pods = each.live
+        """Terminating pods are gone, but for those that nobody can end."""
+        each.pods = [pod for pod in each.pods if not pod.ending or pod.lost_s is not None]
 
     def calm(self, step: Any, looks: int = 200) -> None:
         """Everything moves until nothing does any more; `step` is the operator's."""

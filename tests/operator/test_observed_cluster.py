@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given
@@ -117,6 +118,22 @@ def test_pods_are_found_by_label_and_owner_and_trimmed() -> None:
     (only,) = observed.pods
     assert only["status"] == {"phase": "Running"}
     assert only["spec"] == {"nodeName": "", "limits": []}
+
+
+def test_pods_that_nobody_can_end_are_given_up() -> None:
+    """A pod that terminates is there until a minute after it was to have ended: then its node is lost, and so is it."""
+    cluster = Cluster()
+    cluster.put(POOLS, pool(1))
+    cluster.put(PODS, pod(2, "stays"))
+    for version, name, ends in ((3, "leaves", "2026-01-01T00:05:00Z"), (4, "odd", "soon")):
+        leaving = pod(version, name)
+        leaving["metadata"]["deletionTimestamp"] = ends
+        cluster.put(PODS, leaving)
+    ends_s = datetime(2026, 1, 1, 0, 5, tzinfo=UTC).timestamp()
+    for now_s, gone in ((0.0, set()), (ends_s + 59, set()), (ends_s + 60, {"leaves"}), (ends_s + 1e6, {"leaves"})):
+        observed = cluster.observed(REF, now_s)
+        assert observed is not None
+        assert {each["metadata"]["name"] for each in observed.pods} == {"stays", "leaves", "odd"} - gone
 
 
 def test_of_managed_fields_only_ours_are_kept() -> None:

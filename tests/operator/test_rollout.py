@@ -215,6 +215,25 @@ def test_a_surge_comes_before_anything_goes() -> None:
     assert (found.ready(P, "b"), found.ready(D, "b")) == (2, 3)
 
 
+@pytest.mark.parametrize(("surge", "cap", "gpus"), [(0, 4, None), (1, None, 5)], ids=["cap", "room"])
+def test_pods_that_nobody_can_end_hold_up_no_rollout(surge: int, cap: int | None, gpus: int | None) -> None:
+    """Kubernetes replaced a pod of a lost node, which stays: it is not waited for, nor do its accelerators count.
+
+    Four accelerators are left for four replicas: by the cap, or on the nodes (the fifth is the lost pod's).
+    """
+    sizes, paces = {P: 2, D: 2}, dict.fromkeys((P, D), Pace(max_surge=surge, accelerators=1))
+    found = story(sizes=sizes, paces=paces, max_gpus=cap, gpus=gpus)
+    lost = next(each.pods[0] for each in found.cluster.deployments.values() if each.role is P)
+    lost.ready, lost.ending, lost.lost_s = False, True, found.cluster.now_s
+    found.settle()
+    assert (found.ready(P), found.ready(D)) == (2, 2)
+    found.want = desired("b", sizes, paces, max_gpus=cap)
+    found.settle()
+    found.cluster.now_s += 60
+    found.settle()
+    assert (found.ready(P, "b"), found.ready(D, "b")) == (2, 2)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_only_prefill_is_replaced_last(*, alone: bool) -> None:
     """One prefill and many decodes: the only partner goes when nothing else can move, and then the rest follows."""

@@ -22,6 +22,7 @@ from pdpool_api.conditions import Reason
 from pdpool_api.engines import vllm
 from pdpool_api.pool import PoolError
 from pdpool_operator import build, intent, rollout, rotation, telemetry
+from pdpool_operator.observe.cluster import left_s
 from pdpool_operator.records import (
     Images,
     Observed,
@@ -55,6 +56,8 @@ UNSEEN_S: Final = 15.0
 """Objects of others and admission policies are not watched: what they hinder is looked at again by the clock."""
 LEAVING_S: Final = 1.0
 """While a pod finishes its work, it is asked this often whether it has."""
+GIVEN_UP_S: Final = 1.0
+"""The shortest wait for a pod to be given up: clocks are not that exact."""
 CHANGED_S: Final = 1.0
 """The pool changed while it was looked at: its event wakes it, and this is for the case that the event is lost."""
 
@@ -85,10 +88,10 @@ async def reconcile(
     recall: intent.Recall,
 ) -> Result | None:
     """Takes one step; None when the pool is gone or going, and nothing may be written for it."""
-    observed = cluster.observed(ref)
+    now = datetime.now(UTC)
+    observed = cluster.observed(ref, now.timestamp())
     if observed is None or observed.deleting:
         return None
-    now = datetime.now(UTC)
 
     def planned(seen: Observed) -> Plan:
         sizes = functools.partial(scaler.sizes, seen)
@@ -124,11 +127,19 @@ async def reconcile(
     reported = await writer.report(observed, said)
     for key, words in {**outcome.refused, **outcome.failed}.items():
         _log.warning("write failed", pool=str(ref), child=str(key), fault=words)
+    again_s = look_again_s(observed, step, outcome, now.timestamp()) if reported else CHANGED_S
+    return Result(look_again_s=again_s, clean=not outcome.failed)
+
+
+def look_again_s(observed: Observed, step: Plan, outcome: Outcome, now_s: float) -> float:
+    """Seconds after which something may be new that no event tells."""
     is_held = outcome.conflicts or outcome.refused or step.refusal is not None or observed.missing_objects
-    look_again_s = UNSEEN_S if is_held else LOOK_AGAIN_S
-    if step.leaving:
-        look_again_s = min(look_again_s, LEAVING_S)
-    return Result(look_again_s=look_again_s if reported else CHANGED_S, clean=not outcome.failed)
+    given_up_s = min((left_s(pod, now_s) for pod in observed.pods), default=LOOK_AGAIN_S)
+    return min(
+        UNSEEN_S if is_held else LOOK_AGAIN_S,
+        LEAVING_S if step.leaving else LOOK_AGAIN_S,
+        max(given_up_s, GIVEN_UP_S),
+    )
 
 
 def _incomplete(observed: Observed, accepted: Recipe | None) -> Refusal | None:

@@ -144,7 +144,7 @@ class Scaler:
     async def _tick(self) -> float:
         """One reading and one decision; seconds until the next."""
         spec, limits = self._spec, self._limits
-        observed = self._cluster.observed(self._ref)
+        observed = self._cluster.observed(self._ref, self._clock())
         if spec is None or limits is None or observed is None:
             return FAILED_S
         observation = await self._metrics.read(observed, spec, limits, self._clock())

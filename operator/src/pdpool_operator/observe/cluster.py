@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import defaultdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 """Namespace and name."""
+OVERDUE_S: Final = 60.0
+"""A pod's end comes by its `deletionTimestamp`, and what a kubelet clears away after it takes seconds."""
 _MOST_SHAPES: Final = 2000
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
@@ -98,8 +102,16 @@ class Cluster:
         """True while the pool exists."""
         return (ref.namespace, ref.name) in self._objects[POOLS]
 
-    def observed(self, ref: PoolRef) -> Observed | None:
-        """The pool with its children and pods; None when there is no such pool."""
+    def observed(self, ref: PoolRef, now_s: float = 0.0) -> Observed | None:
+        """The pool with its children and pods; None when there is no such pool.
+
+        Pods that were to have ended long ago are left out: their node is lost, and nobody can end them before it is
+        back. They serve nobody, and the room that they hold is nobody's.
+
+        Args:
+            ref: which pool.
+            now_s: the time, in seconds of the Unix epoch; by default no pod is left out.
+        """
         kept = self._objects[POOLS].get((ref.namespace, ref.name))
         if kept is None:
             return None
@@ -110,7 +122,7 @@ class Cluster:
             ref=ref,
             pool=pool,
             children={ChildKey(resource.kind, key[1]): live.read() for (resource, key), live in owned.items()},
-            pods=tuple(pod for pod in labelled if _is_own(ref.name, pod)),
+            pods=tuple(pod for pod in labelled if _is_own(ref.name, pod) and left_s(pod, now_s) > 0),
             optional=frozenset(self._listed.intersection(OPTIONAL_RESOURCES)),
         )
 
@@ -265,6 +277,15 @@ def _is_own(pool: str, pod: Json) -> bool:
         owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].startswith(f"{deployment}-")
         for owner in pod["metadata"].get("ownerReferences", ())
     )
+
+
+def left_s(pod: Json, now_s: float) -> float:
+    """Seconds after which a pod that is to end is given up; infinite for one that stays."""
+    try:
+        ends = datetime.fromisoformat(str(pod["metadata"].get("deletionTimestamp", "")))
+    except ValueError:
+        return math.inf
+    return ends.timestamp() + OVERDUE_S - now_s
 
 
 def trimmed(resource: Resource, raw: Json) -> Json:
