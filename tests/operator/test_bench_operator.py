@@ -30,8 +30,8 @@ def test_goals_are_judged_at_the_largest_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "found"), [([1.0], 1.0), ([3.0, 1.0, 2.0], 3.0), ([float(i) for i in range(200)], 198.0)]
+    ("samples", "found"), [([1.0], 1.0), ([3.0, 1.0, 2.0], 3.0), ([float(i) for i in range(200)], 197.0)]
 )
 def test_p99_is_a_sample(samples: list[float], found: float) -> None:
-    """Of few samples the largest counts: none is left out as an outlier."""
+    """By the nearest rank: one in a hundred may exceed it, and of few samples the largest counts."""
     assert bench._p99(samples) == found

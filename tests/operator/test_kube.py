@@ -14,6 +14,7 @@ from kubernetes.aio import client
 from pdpool_operator import kube
 from pdpool_operator.kube import Kube
 from pdpool_operator.lease import Election, Timing
+from pdpool_operator.observe import relist
 from pdpool_operator.observe.cluster import Cluster
 from pdpool_operator.observe.relist import AT_ONCE, Relist
 from pdpool_operator.probes import STALE_S, Probes, serving
@@ -266,13 +267,13 @@ async def test_readiness_and_liveness_rest_on_lists(server: Server) -> None:
     now = 0.0
     cluster = Cluster()
     async with connected(server, timeout_s=0.3) as api:
-        relist = Relist(api, cluster, None, lambda _ref: None, clock=lambda: now)
-        probes = Probes(api, cluster, relist, clock=lambda: now)
+        found = Relist(api, cluster, None, lambda _ref: None, clock=lambda: now)
+        probes = Probes(api, cluster, found, clock=lambda: now)
         request: Any = None
         assert (await probes.ready(request)).status == 503
         assert (await probes.live(request)).status == 200
-        running = asyncio.create_task(relist.run())
-        await asyncio.wait_for(relist.until(lambda serving: len(serving) == len(WATCHED)), 10)
+        running = asyncio.create_task(found.run())
+        await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 10)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert cluster.complete
@@ -308,12 +309,59 @@ async def test_kinds_are_listed_a_few_at_a_time(server: Server) -> None:
 
     server.handler = slowly
     async with connected(server) as api:
-        relist = Relist(api, Cluster(), None, lambda _ref: None)
-        running = asyncio.create_task(relist.run())
-        await asyncio.wait_for(relist.until(lambda serving: len(serving) == len(WATCHED)), 30)
+        found = Relist(api, Cluster(), None, lambda _ref: None)
+        running = asyncio.create_task(found.run())
+        await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 30)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert 0 < most <= AT_ONCE
+
+
+async def test_after_the_first_lists_kinds_come_one_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once in a period, never two at a time; a list that fails brings all of them anew, from the storage."""
+    monkeypatch.setattr(relist, "PERIOD_S", 0.2)
+    monkeypatch.setattr(relist, "RETRY_S", 0.0)
+    serve = server.handler
+    asked: list[web.Request] = []
+    under_way = most = 0
+    failing: list[web.Request] = []
+    fails = False
+
+    async def watched(request: web.Request) -> web.StreamResponse:
+        nonlocal under_way, most
+        if fails and not failing:
+            failing.append(request)
+            asked.clear()
+            return web.json_response({"message": "down"}, status=503)
+        asked.append(request)
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return await serve(request)
+
+    async def lists(count: int) -> list[web.Request]:
+        async with asyncio.timeout(30):
+            while len(asked) < count or (fails and not failing):  # noqa: ASYNC110 - what a server was asked is no event
+                await asyncio.sleep(0.01)
+        return asked[:count]
+
+    server.handler = watched
+    async with connected(server) as api:
+        found = Relist(api, Cluster(), None, lambda _ref: None)
+        running = asyncio.create_task(found.run())
+        await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 30)
+        asked.clear()
+        most = 0
+        once = await lists(len(WATCHED))
+        assert most == 1
+        assert len({each.path for each in once}) == len(WATCHED)
+        assert {each.query.get("resourceVersion") for each in once} == {"0"}
+        fails = True
+        anew = await lists(len(WATCHED))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert {each.query.get("limit") for each in anew} == {"500"}
 
 
 @pytest.mark.parametrize("status", [404, 403, 503])
@@ -329,16 +377,16 @@ async def test_a_kind_of_another_project_holds_up_nothing(server: Server, status
     server.handler = without
     cluster = Cluster()
     async with connected(server, timeout_s=0.3) as api:
-        relist = Relist(api, cluster, None, lambda _ref: None)
-        running = asyncio.create_task(relist.run())
-        await asyncio.wait_for(relist.until(lambda serving: serving == set(WATCHED) - {HTTP_ROUTES}), 10)
+        found = Relist(api, cluster, None, lambda _ref: None)
+        running = asyncio.create_task(found.run())
+        await asyncio.wait_for(found.until(lambda serving: serving == set(WATCHED) - {HTTP_ROUTES}), 10)
         await asyncio.wait_for(cluster.completed.wait(), 10)
         request: Any = None
-        assert (await Probes(api, cluster, relist).ready(request)).status == 200
+        assert (await Probes(api, cluster, found).ready(request)).status == 200
         # A kind that was there and fails for now is kept; one that appears is taken up.
         server.handler = serve
-        relist.hurry()
-        await asyncio.wait_for(relist.until(lambda serving: HTTP_ROUTES in serving), 10)
+        found.hurry()
+        await asyncio.wait_for(found.until(lambda serving: HTTP_ROUTES in serving), 10)
         asked = asyncio.Event()
 
         async def told(request: web.Request) -> web.StreamResponse:
@@ -346,16 +394,16 @@ async def test_a_kind_of_another_project_holds_up_nothing(server: Server, status
             # The second round begins when the first is over, so that its end is not guessed.
             if HTTP_ROUTES.plural in request.path:
                 rounds.append(request)
-                asked.set() if len(rounds) > 1 else relist.hurry()
+                asked.set() if len(rounds) > 1 else found.hurry()
             return answer
 
         rounds: list[web.Request] = []
         server.handler = told
-        relist.hurry()
+        found.hurry()
         await asyncio.wait_for(asked.wait(), 10)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert (HTTP_ROUTES in relist.serving) is (status == 503)
+        assert (HTTP_ROUTES in found.serving) is (status == 503)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", None])

@@ -7,6 +7,7 @@ started ends with this process.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import random
@@ -136,8 +137,8 @@ def _spread(samples: Sequence[float]) -> str:
 
 
 def _p99(samples: Sequence[float]) -> float:
-    """The sample that one in a hundred exceeds at most; of fewer than a hundred, the largest."""
-    return sorted(samples)[min(len(samples) - 1, int(len(samples) * 0.99))]
+    """The smallest sample that at most one in a hundred exceeds; of fewer than a hundred, the largest."""
+    return sorted(samples)[math.ceil(len(samples) * 0.99) - 1]
 
 
 def table(sizes: Sequence[int], figures: Sequence[dict[str, float]]) -> str:

@@ -7,6 +7,7 @@ the watches, because a silent stream and a healthy one look alike.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from pdpool_operator.observe.cluster import Cluster
 
 PERIOD_S: Final = 60.0
+"""Each kind is listed so often, one after another at even distances: an edit waits behind one list, not behind all."""
 RETRY_S: Final = 3.0
 AT_ONCE: Final = 2
-"""Kinds listed side by side: all at once they hold up whatever else the API server is asked, and take much memory."""
+"""Kinds listed side by side where all are wanted now: more hold up whatever else the API server is asked."""
 SELECTOR: Final = names.LABEL_POOL
 """Children and pods carry this label; the server leaves out everything else."""
 
@@ -54,11 +56,12 @@ class Relist:
         self._wake = wake
         self._clock = clock
         self._hurry = asyncio.Event()
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._serving: frozenset[Resource] = frozenset()
         self._good = False
         self._changed = asyncio.Condition()
         self.good_at = float("-inf")
-        """When (by `clock`) the last complete round ended."""
+        """When (by `clock`) the latest list ended with which every kind was listed within a period."""
 
     @property
     def serving(self) -> frozenset[Resource]:
@@ -71,32 +74,43 @@ class Relist:
             await self._changed.wait_for(lambda: condition(self._serving))
 
     def hurry(self) -> None:
-        """Asks for a round now."""
+        """Asks for a list of every kind now."""
         self._hurry.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        kinds = itertools.cycle(WATCHED)
         while True:
-            good = await self._round()
-            try:
-                async with asyncio.timeout(PERIOD_S if good else RETRY_S):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-            self._hurry.clear()
+            await self._round()
+            while self._good and not await self._hurried(PERIOD_S / len(WATCHED)):
+                await self._one(next(kinds), consistent=False)
+                self._stamp()
+            if not self._good:
+                await self._hurried(RETRY_S)
 
-    async def _round(self) -> bool:
+    async def _hurried(self, within_s: float) -> bool:
+        """Waits; True as soon as a list of every kind is asked for."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            return False
+        self._hurry.clear()
+        return True
+
+    async def _round(self) -> None:
         # After a failure the server's cache may be behind: then the consistent, dearer list.
         consistent, self._good = not self._good, True
-        slots = asyncio.Semaphore(AT_ONCE)
-        await asyncio.gather(*(self._one(resource, slots, consistent=consistent) for resource in WATCHED))
+        await asyncio.gather(*(self._one(resource, consistent=consistent) for resource in WATCHED))
+        self._stamp()
+
+    def _stamp(self) -> None:
         if self._good:
             self.good_at = self._clock()
-        return self._good
 
-    async def _one(self, resource: Resource, slots: asyncio.Semaphore, *, consistent: bool) -> None:
+    async def _one(self, resource: Resource, *, consistent: bool) -> None:
         try:
-            async with slots:
+            async with self._slots:
                 namespace, labels = self._namespace, selector(resource)
                 listing = await self._kube.list_heads(resource, namespace, labels, consistent=consistent)
         except ApiError as fault:
