@@ -48,3 +48,13 @@ def test_git_ignores_no_source() -> None:
     command = ["git", "check-ignore", "--stdin", "--no-index"]
     done = subprocess.run(command, cwd=ROOT, input="\n".join(sources), capture_output=True, text=True, check=False)
     assert not done.stdout.split()
+
+
+@pytest.mark.xdist_group("together")
+def test_a_group_of_tests_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """A group is told to xdist by its tests' ids: where pytest keeps the ids elsewhere, groups are scattered.
+
+    Each worker then starts every control plane and every set of engines for itself, and nothing else tells.
+    """
+    by_groups = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@together") is by_groups
