@@ -6,12 +6,12 @@ Boundary: asks the cluster's own programs; starting and ending it is `lifecycle.
 from __future__ import annotations
 
 import json
-import subprocess
 import tarfile
 import time
 from typing import TYPE_CHECKING, Any
 
 from e2e.cluster import binaries
+from e2e.cluster.asking import answer
 from e2e.cluster.audit import AuditLog
 from e2e.cluster.commands import run, succeeds
 from e2e.cluster.debian import program
@@ -91,7 +91,8 @@ class Cluster:
             time.sleep(POLL_S)
 
     def _is_established(self, crd: str) -> bool:
-        conditions = self.objects("crd", crd).get("status", {}).get("conditions") or ()
+        found = self._read(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd}") or {}
+        conditions = found.get("status", {}).get("conditions") or ()
         return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
     def objects(self, *arguments: str) -> Any:
@@ -126,7 +127,7 @@ class Cluster:
 
     def has_default_service_account(self) -> bool:
         """Whether pods can be made in the default namespace yet."""
-        return succeeds(self.kubectl_command("get", "serviceaccount", "default", "--namespace", "default"))
+        return self._read("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
     def runtime_answers(self) -> bool:
         """Whether containerd serves."""
@@ -134,18 +135,17 @@ class Cluster:
 
     def node_is_ready(self) -> bool:
         """Whether the node takes pods."""
-        found = subprocess.run(
-            self.kubectl_command("get", "node", NODE_NAME, "-o", "json"),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        if found.returncode != 0:
+        node = self._read(f"/api/v1/nodes/{NODE_NAME}")
+        if node is None:
             return False
-        node = json.loads(found.stdout)
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
         return ready and not node["spec"].get("taints")
+
+    def _read(self, path: str) -> Any:
+        """What the administrator reads there, as Python values; None where there is nothing, or no answer."""
+        pki = self.layout.pki
+        told = answer(f"{self.server}{path}", pki / "ca.crt", (pki / "admin.crt", pki / "admin.key"))
+        return None if told is None else json.loads(told)
 
     def _image_digests(self) -> dict[str, str]:
         lines = run([*self._ctr, "images", "list"]).splitlines()[1:]

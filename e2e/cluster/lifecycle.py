@@ -6,14 +6,12 @@ Boundary: the order of steps and the decision what a run has to do; each step is
 from __future__ import annotations
 
 import os
-import ssl
 import time
-import urllib.error
-import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from e2e.cluster import binaries, control_plane, debian, network, node
+from e2e.cluster.asking import answer
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.layout import Layout, checked, chosen, known_names, ledger_of, load, lock_of
 from e2e.cluster.lock import held
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 DEFAULT_NODE_NAME = "default"
 DEFAULT_CONTROL_PLANE_NAME = "control-plane"
 READY_TIMEOUT_S = 90.0
-PROBE_TIMEOUT_S = 2.0
 # An API server on a busy machine may be slow for a while; taking its cluster for broken would end it.
 PATIENCE_S = 20.0
 POLL_S = 0.2
@@ -224,15 +221,7 @@ def _api_ready(layout: Layout) -> bool:
 
 
 def _answers(url: str, authority: Path | None = None) -> bool:
-    try:
-        context = ssl.create_default_context(cafile=str(authority)) if authority else None
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
-        )
-        with opener.open(url, timeout=PROBE_TIMEOUT_S) as answer:
-            return int(answer.status) == 200  # noqa: PLR2004  (HTTP's OK)
-    except (OSError, urllib.error.URLError):
-        return False
+    return answer(url, authority) is not None
 
 
 def _whole(layout: Layout) -> bool:

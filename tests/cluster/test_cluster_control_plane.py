@@ -38,25 +38,27 @@ def _tool(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "e2e.cluster", *arguments]
 
 
-def test_down_leaves_nothing_of_what_up_made(name: str, traces: Traces) -> None:
-    """After `up` and `down` nothing bears the cluster's name, and a second `up` in between changes nothing."""
-    first = up(name, control_plane_only=True, owned=True)
-    again = up(name, control_plane_only=True)
-    assert again.server == first.server
-    assert set(traces(name)) == {"processes", "command lines", "folders"}
-    down(name, keep_logs=False)
-    assert traces(name) == {}
-    assert status(name) == {"name": name, "state": "absent"}
+def test_one_beside_another_shares_nothing_and_leaves_nothing(
+    name: str, control_plane: Cluster, traces: Traces
+) -> None:
+    """Objects of one are unknown to the other, a second `up` changes nothing, and after `down` nothing bears its name.
 
-
-def test_two_control_planes_share_nothing(control_plane: Cluster, name: str) -> None:
-    """Objects of one control plane are unknown to another that runs beside it."""
+    `down` needs no help from an API server that was killed; until then `status` says broken.
+    """
     other = up(name, control_plane_only=True, owned=True)
-    assert other.server != control_plane.server
+    again = up(name, control_plane_only=True)
+    assert control_plane.server != other.server == again.server
     control_plane.kubectl("create", "namespace", "only-here")
     found = {item["metadata"]["name"] for item in other.objects("namespaces")["items"]}
     assert "default" in found
     assert "only-here" not in found
+    assert set(traces(name)) == {"processes", "command lines", "folders"}
+    for pid in named(ledger_of(name), "apiserver"):
+        os.kill(pid, signal.SIGKILL)
+    assert status(name)["state"] == "broken"
+    down(name, keep_logs=False)
+    assert traces(name) == {}
+    assert status(name) == {"name": name, "state": "absent"}
 
 
 def test_a_killed_up_is_replaced_by_the_next(name: str, traces: Traces) -> None:
@@ -77,16 +79,6 @@ def test_a_killed_up_is_replaced_by_the_next(name: str, traces: Traces) -> None:
     assert status(name)["state"] == "broken"
     cluster = up(name, control_plane_only=True, owned=True)
     assert cluster.kubectl("get", "--raw", "/readyz") == "ok"
-    down(name, keep_logs=False)
-    assert traces(name) == {}
-
-
-def test_a_killed_daemon_makes_the_cluster_broken_and_down_still_works(name: str, traces: Traces) -> None:
-    """When the API server was killed, `status` says broken and `down` needs no help from it."""
-    up(name, control_plane_only=True, owned=True)
-    for pid in named(ledger_of(name), "apiserver"):
-        os.kill(pid, signal.SIGKILL)
-    assert status(name)["state"] == "broken"
     down(name, keep_logs=False)
     assert traces(name) == {}
 
