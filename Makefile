@@ -70,8 +70,9 @@ e2e-argocd: install ## Real Argo CD syncs the chart and pools from git (builds i
 	@$(PYTEST) -v -m argocd tests/argocd
 
 .PHONY: test-engine-real
-test-engine-real: install ## The table of exchanges, the router and its predictions on real vLLM
-	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_standin_cli.py tests/engine/test_router_engines.py
+test-engine-real: install ## The command line, the table of exchanges, the router and its predictions on real vLLM
+	@$(PYTEST) -q tests/contract/test_contract_vllm_real.py
+	@$(PYTEST) -q --engine=real tests/engine/test_exchanges.py tests/engine/test_router_engines.py
 	@$(PYTEST) -q --engine=real tests/engine/test_router_prefixes.py
 
 .PHONY: generate

@@ -1,7 +1,8 @@
-"""A program for the engine's own interpreter: print the flags of `vllm serve` as JSON, for the stand-in.
+"""A program for the engine's own interpreter: tell the flags of `vllm serve`, and what its parser makes of arguments.
 
-Usage: `describe.py`. Boundary: imports only vllm; how the answer is used is `standin.cli`'s business. It is data, not
-code, so that a test can compare it with the engine that is installed.
+Usage: `describe.py` prints the flags as JSON, for the stand-in; `describe.py -` answers questions, each a line of JSON
+with command lines, by a line that begins with `answer: `. Boundary: imports only vllm; how the flags are used is
+`standin.cli`'s business. They are data, not code, so that a test can compare them with the engine that is installed.
 """
 
 import dataclasses
@@ -53,12 +54,31 @@ def described(action: Any) -> dict[str, Any]:
     return told
 
 
+def understood(chosen: dict[str, Any]) -> dict[str, Any]:
+    """What was parsed: plain values, and the fields of the two configurations of KV."""
+    plain = (str, int, list, type(None))
+    return {
+        name: value if isinstance(value, plain) else vars(value)
+        for name, value in chosen.items()
+        if isinstance(value, plain) or name in ("kv_transfer_config", "kv_events_config")
+    }
+
+
 def main() -> None:
-    """Print the flags, one a line."""
+    """Print the flags, one a line; or answer until the input ends."""
     parser = make_arg_parser(FlexibleArgumentParser())
-    flags = [described(action) for action in parser._actions if action.option_strings and action.dest != "help"]  # noqa: SLF001 - no other way
-    lines = ",\n  ".join(json.dumps(flag) for flag in flags)
-    sys.stdout.write(f"[\n  {lines}\n]\n")
+    actions = [action for action in parser._actions if action.option_strings]  # noqa: SLF001 - no other way
+    flags = [described(action) for action in actions if action.dest != "help"]
+    if sys.argv[1:] != ["-"]:
+        lines = ",\n  ".join(json.dumps(flag) for flag in flags)
+        sys.stdout.write(f"[\n  {lines}\n]\n")
+        return
+    options = {name: action.dest for action in actions for name in action.option_strings}
+    for line in sys.stdin:
+        parsed = [understood(vars(parser.parse_args(arguments))) for arguments in json.loads(line)]
+        told = json.dumps({"flags": flags, "options": options, "parsed": parsed}, default=str)
+        sys.stdout.write(f"answer: {told}\n")
+        sys.stdout.flush()
 
 
 main()

@@ -1,4 +1,4 @@
-"""Our reading of vLLM's command line against vLLM's own parser."""
+"""Our reading of vLLM's command line, and the stand-in's, against vLLM's own parser."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from e2e.engine import install
+from e2e.engine.standin.cli import FLAGS_FILE
 from pdpool_api.engines import vllm
 from pdpool_api.engines.vllm import flags
 from pdpool_api.names import Role
@@ -20,24 +22,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+DESCRIBE = Path(install.__file__).with_name("describe.py")
 ANSWER = "answer: "
 """What tells an answer from whatever else vLLM prints."""
-PARSER = f"""
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-parser = make_arg_parser(FlexibleArgumentParser())
-options = {{name: action.dest for action in parser._actions for name in action.option_strings}}
-for line in sys.stdin:
-    parsed = []
-    for arguments in json.loads(line):
-        chosen = vars(parser.parse_args(arguments))
-        parsed.append({{name: value if isinstance(value, (str, int, list, type(None))) else vars(value)
-                       for name, value in chosen.items() if isinstance(value, (str, int, list, type(None))) or name in
-                       ("kv_transfer_config", "kv_events_config")}})
-    print({ANSWER!r} + json.dumps({{"options": options, "parsed": parsed}}, default=str), flush=True)
-"""
 
 Ask = Callable[[list[list[str]]], dict[str, Any]]
 
@@ -51,7 +38,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     with (
         errors.open("w") as stream,
         subprocess.Popen(
-            [install.venv() / "bin/python", "-c", PARSER],
+            [install.venv() / "bin/python", DESCRIBE, "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stream,
@@ -78,6 +65,11 @@ def options(ask: Ask) -> dict[str, str]:
     """Every option string of `vllm serve`, with where its value goes."""
     found: dict[str, str] = ask([])["options"]
     return found
+
+
+def test_the_stand_ins_flags_are_those_of_the_installed_engine(ask: Ask) -> None:
+    """The flags that the stand-in has as data are those of the real parser."""
+    assert ask([])["flags"] == json.loads(FLAGS_FILE.read_text())
 
 
 def test_every_known_flag_exists(options: dict[str, str]) -> None:

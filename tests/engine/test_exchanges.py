@@ -11,6 +11,8 @@ from e2e.engine.exchanges import EXCHANGES, LAST, REFUSALS, Refusal, check_refus
 if TYPE_CHECKING:
     from e2e.engine.exchanges import Pair
 
+pytestmark = pytest.mark.xdist_group("engines")  # one set of engines, on one worker
+
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_exchange(pair: Pair, name: str) -> None:

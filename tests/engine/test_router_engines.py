@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from e2e.engine.exchanges import Pair
     from tests.engine.conftest import Engines
 
+pytestmark = pytest.mark.xdist_group("engines")  # one set of engines, on one worker
+
 ASK: list[Any] = [{"role": "user", "content": "Tell me of the sea, the wind and the ships that sail on them, please."}]
 TOOL = {
     "type": "function",

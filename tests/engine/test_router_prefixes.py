@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("prefixes")  # one set of engines, on one worker
+
 BLOCKS = 192
 """Of 32 tokens; a conversation grows to 20 of them, so that eviction runs all the time."""
 BLOCK_BYTES = 32 * model.KV_BYTES_PER_TOKEN
