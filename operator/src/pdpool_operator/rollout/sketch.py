@@ -149,11 +149,11 @@ class Sketch:
         of_revision = (each for each in self.older if each.member.revision == side.member.revision)
         return not any(each.held for each in of_revision if each.member.role is partner)
 
-    def bears_loss(self, side: Side, pairing: Pairing) -> bool:
-        """True when one serving replica of a Deployment can go, by this way to count and every laxer one."""
+    def bears_loss(self, side: Side, pairing: Pairing, count: int = 1) -> bool:
+        """True when so many serving replicas of a Deployment can go, by this way to count and every laxer one."""
         laxer = [each for each in Pairing if each.value >= pairing.value]
         before = [self.capacity(each, hopeful=True) for each in laxer]
-        kept, side.counting = side.counting, max(0, side.counting - 1)
+        kept, side.counting = side.counting, max(0, side.counting - count)
         after = [self.capacity(each) for each in laxer]
         side.counting = kept
         return all(bearable(had, has, self.need) for had, has in zip(before, after, strict=True))

@@ -32,16 +32,26 @@ def fit_current(draft: Sketch) -> None:
     """In each role of the desired revision as many pods are marked as it has too many, the least loaded first.
 
     Pods that are not ready never hold up a smaller size: they go first and at once. Marks are taken off where a size
-    came back.
+    came back, and where two templates are mixed and a marked pod that has finished cannot go, since a smaller size
+    might take another in its place: then the change of the template comes first.
     """
     for role, side in draft.current.items():
         leaving = max(0, side.held - draft.wanted(role) - side.unready)
         _restore(side, len(side.aside) - leaving)
         for replica in _least_loaded(side.serving)[: max(0, leaving - len(side.aside))]:
-            if draft.bears_loss(side, Pairing.SINGLE):
+            if _bears_mark(draft, side):
                 side.mark(replica)
         side.ask_less(max(0, min(side.asked - draft.wanted(role), side.idle)))
-        _let_go(draft, side, side.asked - draft.wanted(role))
+        asked = side.asked
+        _let_go(draft, side, asked - draft.wanted(role))
+        is_stuck = side.asked == asked > draft.wanted(role) and any(each.spent for each in side.aside)
+        if is_stuck and side.member.mixed and not side.parting:
+            _restore(side, len(side.aside))
+
+
+def _bears_mark(draft: Sketch, side: Side) -> bool:
+    """True when a serving replica may leave; with two templates, when the size may take another one besides."""
+    return draft.bears_loss(side, *((Pairing.ROUTED, 2) if side.member.mixed else (Pairing.SINGLE, 1)))
 
 
 def fit_older(draft: Sketch) -> None:
@@ -66,7 +76,7 @@ def fit_older(draft: Sketch) -> None:
         if _is_frozen(side):
             _ask_less(draft, side, side.idle - len(side.waiting))
             _let_go(draft, side, side.asked)
-        elif side.member.mixed and not side.member.undoing:
+        elif side.member.mixed and not side.member.undoing and not side.member.paused:
             # It is stopped in the middle of a change: without its surge, which pod went would be anybody's guess.
             side.asked = side.held
 
