@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.operator.harness import Api, Json
     from tests.operator.site import Site
 
-pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.xdist_group("operator")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("last_turns", "operator"), pytest.mark.xdist_group("operator")]
 
 WAIT_S = 60
 ENGINES = ("prefill", "decode")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from e2e.cluster import Cluster
     from pdpool_router.records import Endpoint
 
-pytestmark = [pytest.mark.api, pytest.mark.xdist_group("bare")]
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("last_turns"), pytest.mark.xdist_group("bare")]
 Json = dict[str, Any]
 READY_S = 10
 

@@ -149,14 +149,14 @@ class Standin:
             task.cancel()
         await self.close_listener(connections=False)
         await self.engine.close()
-        # Answers of what was aborted leave before the connections close.
-        await asyncio.sleep(0)
-        for connection in [*self._connections, *self._admin_connections]:
-            connection.close()
         for server in self._servers:
             server.close()
         self._servers.clear()
-        await asyncio.sleep(0)
+        # Answers of what was aborted leave before the connections close, and what was accepted just now is made.
+        await _turns()
+        for connection in [*self._connections, *self._admin_connections]:
+            connection.close()
+        await _turns()
         self.ended.set()
 
     def reset_connections(self) -> None:
@@ -240,6 +240,12 @@ class Standin:
     ) -> None:
         with contextlib.suppress(OSError):
             await self.stop()
+
+
+async def _turns() -> None:
+    """Lets the loop make what was accepted, and end what was closed: either takes it up to three turns."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 def _told(request: Recorded) -> dict[str, Any]:
