@@ -133,9 +133,9 @@ class Cluster:
         """Whether containerd serves."""
         return succeeds([*self._ctr, "version"])
 
-    def node_is_ready(self) -> bool:
-        """Whether the node takes pods."""
-        node = self._read(f"/api/v1/nodes/{NODE_NAME}")
+    def node_is_ready(self, name: str = NODE_NAME) -> bool:
+        """Whether a node (the real one, unless another is named) is taken for alive and gets pods."""
+        node = self._read(f"/api/v1/nodes/{name}")
         if node is None:
             return False
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))

@@ -58,7 +58,8 @@ class KwokNodes:
         for name in self.names:
             self.heal(name)
         log = self._daemon(self.names[0]).log
-        wait_until(lambda: all(map(self.is_ready, self.names)), "the nodes", layout.ledger, log, READY_TIMEOUT_S)
+        is_ready = self.cluster.node_is_ready
+        wait_until(lambda: all(map(is_ready, self.names)), "the nodes", layout.ledger, log, READY_TIMEOUT_S)
 
     def lose(self, name: str) -> None:
         """Nothing is heard of a node from now on (kill -9 of its process)."""
@@ -67,14 +68,6 @@ class KwokNodes:
     def heal(self, name: str) -> None:
         """A node is heard, for the first time or again, and does what it was asked meanwhile."""
         start(self._daemon(name), self.cluster.layout.ledger)
-
-    def is_ready(self, name: str) -> bool:
-        """Whether Kubernetes takes the node for alive and sends it pods."""
-        node = self.cluster.objects("node", name)
-        ready = any(
-            each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions", ())
-        )
-        return ready and not node["spec"].get("taints")
 
     def _node(self, number: int, name: str) -> dict[str, Any]:
         room = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": str(self.accelerators)}

@@ -90,6 +90,11 @@ class Pool:
         """Pods of a role that are ready and stay."""
         return [pod for pod in self.pods(role) if pod.ready and not pod.leaving]
 
+    def ready_replicas(self) -> dict[str, int]:
+        """Ready replicas of prefill and decode, as its status says; -1 where it says none."""
+        status = (self.read() or {}).get("status", {})
+        return {role: status.get(role, {}).get("readyReplicas", -1) for role in ("prefill", "decode")}
+
     def service_url(self) -> str:
         """The router's Service by its cluster IP, which the node reaches without cluster DNS.
 

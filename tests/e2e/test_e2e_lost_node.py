@@ -109,7 +109,7 @@ def test_a_lost_node_is_told_its_pods_are_replaced_and_nothing_waits_for_it(plac
     took_s = wait_for(lambda: _reason(left) == "ReplicasNotReady", PATIENCE_S, "the loss told", left.summary, say)
     say(f"told after {took_s:.0f} s: {left.summary()}")
     of_roles = {role: REPLICAS - at_first["left"].on(lost, role) for role in ENGINES}
-    wait_for(lambda: _counts(left) == of_roles, PATIENCE_S, f"{of_roles} said", left.summary)
+    wait_for(lambda: left.ready_replicas() == of_roles, PATIENCE_S, f"{of_roles} said", left.summary)
     assert left.condition("Ready")["status"] == "False"
     assert Seen(left).pods.keys() == at_first["left"].pods.keys()
     assert stay["left"] <= Seen(left).serving
@@ -133,7 +133,7 @@ def test_a_lost_node_is_told_its_pods_are_replaced_and_nothing_waits_for_it(plac
     for seen, _ in before.values():
         assert {_node(seen.pods[uid]) for uid in seen.ending} == {lost}
     place.nodes.heal(lost)
-    wait_for(lambda: place.nodes.is_ready(lost), PATIENCE_S, "the node Ready")
+    wait_for(lambda: place.nodes.cluster.node_is_ready(lost), PATIENCE_S, "the node Ready")
     wait_for(lambda: not any(Seen(each).ending for each in both), PATIENCE_S, "an end of lost pods", evicted.summary)
     wait_for(lambda: all(_is_whole(each, ROLES) for each in both), PATIENCE_S, "all serving", left.summary)
     place.wait_quiet()
@@ -223,12 +223,6 @@ def _lost_by_all(nodes: Sequence[str], pools: Iterable[Seen]) -> str:
     return next(node for node in nodes if all(is_lost(seen, node) for seen in every))
 
 
-def _counts(of: Pool) -> dict[str, int]:
-    """Ready replicas of the engines, as the pool says."""
-    status = (of.read() or {}).get("status", {})
-    return {role: status.get(role, {}).get("readyReplicas", -1) for role in ENGINES}
-
-
 def _reason(of: Pool) -> str:
     return str(of.condition("Ready").get("reason", ""))
 
@@ -237,7 +231,11 @@ def _is_whole(of: Pool, roles: Iterable[str], lost: str = "") -> bool:
     """These roles have their replicas, beside those of a lost node, and the pool says that it is Ready."""
     seen = Seen(of)
     serving = Counter(_role(seen.pods[uid]) for uid in seen.serving_beside(lost))
-    return of.is_ready() and set(_counts(of).values()) == {REPLICAS} and {serving[role] for role in roles} == {REPLICAS}
+    return (
+        of.is_ready()
+        and set(of.ready_replicas().values()) == {REPLICAS}
+        and {serving[role] for role in roles} == {REPLICAS}
+    )
 
 
 def _roll(pools: Iterable[Pool], lost: str, rolled: set[str]) -> int:

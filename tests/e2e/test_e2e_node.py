@@ -14,7 +14,7 @@ import pytest
 
 from e2e.cluster import start_daemon, stop_daemon
 from e2e.scenarios import standin_pool
-from e2e.scenarios.pools import Pool, is_ready, wait_for
+from e2e.scenarios.pools import Pool, wait_for
 from e2e.scenarios.stream import Stream
 from pdpool_api.names import Role
 
@@ -33,11 +33,6 @@ NOTICED_S: Final = 180.0
 OPEN_AFTER_S, MODELS_EMPTY_S = 40.0, 20.0
 STREAM_TOKENS: Final = 4000
 STEP_S: Final = 0.2
-
-
-def _node_is_ready(api: ClusterApi) -> bool:
-    (node,) = api.items("nodes")
-    return is_ready(node) and not node["spec"].get("taints")
 
 
 def test_a_silent_kubelet_is_told_and_nothing_is_torn_down(
@@ -61,13 +56,18 @@ def test_a_silent_kubelet_is_told_and_nothing_is_torn_down(
         say(f"told {took_s:.0f} s after the kubelet was killed: {pool.summary()}")
         told = pool.condition("Ready")
         assert (told["status"], told["reason"]) == ("False", "ReplicasNotReady")
-        wait_for(lambda: _counts(pool) == [0, 0], 60.0, "no replica ready", lambda: str(_counts(pool)))
+        wait_for(
+            lambda: pool.ready_replicas() == {"prefill": 0, "decode": 0},
+            60.0,
+            "no replica ready",
+            lambda: str(pool.ready_replicas()),
+        )
         time.sleep(20.0)
         assert _pods(pool).keys() == before.keys()
         assert stream.is_running
     finally:
         start_daemon(cluster, "kubelet")
-    wait_for(lambda: _node_is_ready(api), READY_S, "the node Ready")
+    wait_for(cluster.node_is_ready, READY_S, "the node Ready")
     pool.wait_ready(READY_S, say)
     assert _pods(pool) == before
     written = [
@@ -89,12 +89,6 @@ def _pods(pool: Pool) -> dict[str, int]:
         for pod in pool.api.items("pods", pool.namespace, pool.labels)
         if "deletionTimestamp" not in pod["metadata"]
     }
-
-
-def _counts(pool: Pool) -> list[int]:
-    """Ready replicas of prefill and decode, as the pool says."""
-    status = (pool.read() or {}).get("status", {})
-    return [status.get(role, {}).get("readyReplicas", -1) for role in ("prefill", "decode")]
 
 
 def test_a_slow_start_is_no_failure_and_a_hanging_engine_is_restarted(

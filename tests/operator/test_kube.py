@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -262,6 +263,17 @@ async def test_deleting_what_is_gone_is_done(server: Server) -> None:
         assert await api.get(SERVICES, "ns", "x") is None
 
 
+@asynccontextmanager
+async def listing(found: Relist) -> AsyncIterator[None]:
+    """Lists go on while inside."""
+    running = asyncio.create_task(found.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_readiness_and_liveness_rest_on_lists(server: Server) -> None:
     """Not ready without a good list for two minutes; not alive only if, besides, the API server answers."""
     now = 0.0
@@ -272,10 +284,8 @@ async def test_readiness_and_liveness_rest_on_lists(server: Server) -> None:
         request: Any = None
         assert (await probes.ready(request)).status == 503
         assert (await probes.live(request)).status == 200
-        running = asyncio.create_task(found.run())
-        await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 10)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with listing(found):
+            await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 10)
         assert cluster.complete
         assert (await probes.ready(request)).status == 200
         now = STALE_S + 1
@@ -310,10 +320,8 @@ async def test_kinds_are_listed_a_few_at_a_time(server: Server) -> None:
     server.handler = slowly
     async with connected(server) as api:
         found = Relist(api, Cluster(), None, lambda _ref: None)
-        running = asyncio.create_task(found.run())
-        await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 30)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with listing(found):
+            await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 30)
     assert 0 < most <= AT_ONCE
 
 
@@ -349,18 +357,16 @@ async def test_after_the_first_lists_kinds_come_one_by_one(server: Server, monke
     server.handler = watched
     async with connected(server) as api:
         found = Relist(api, Cluster(), None, lambda _ref: None)
-        running = asyncio.create_task(found.run())
-        await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 30)
-        asked.clear()
-        most = 0
-        once = await lists(len(WATCHED))
-        assert most == 1
-        assert len({each.path for each in once}) == len(WATCHED)
-        assert {each.query.get("resourceVersion") for each in once} == {"0"}
-        fails = True
-        anew = await lists(len(WATCHED))
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with listing(found):
+            await asyncio.wait_for(found.until(lambda serving: len(serving) == len(WATCHED)), 30)
+            asked.clear()
+            most = 0
+            once = await lists(len(WATCHED))
+            assert most == 1
+            assert len({each.path for each in once}) == len(WATCHED)
+            assert {each.query.get("resourceVersion") for each in once} == {"0"}
+            fails = True
+            anew = await lists(len(WATCHED))
     assert {each.query.get("limit") for each in anew} == {"500"}
 
 
@@ -378,31 +384,29 @@ async def test_a_kind_of_another_project_holds_up_nothing(server: Server, status
     cluster = Cluster()
     async with connected(server, timeout_s=0.3) as api:
         found = Relist(api, cluster, None, lambda _ref: None)
-        running = asyncio.create_task(found.run())
-        await asyncio.wait_for(found.until(lambda serving: serving == set(WATCHED) - {HTTP_ROUTES}), 10)
-        await asyncio.wait_for(cluster.completed.wait(), 10)
-        request: Any = None
-        assert (await Probes(api, cluster, found).ready(request)).status == 200
-        # A kind that was there and fails for now is kept; one that appears is taken up.
-        server.handler = serve
-        found.hurry()
-        await asyncio.wait_for(found.until(lambda serving: HTTP_ROUTES in serving), 10)
-        asked = asyncio.Event()
+        async with listing(found):
+            await asyncio.wait_for(found.until(lambda serving: serving == set(WATCHED) - {HTTP_ROUTES}), 10)
+            await asyncio.wait_for(cluster.completed.wait(), 10)
+            request: Any = None
+            assert (await Probes(api, cluster, found).ready(request)).status == 200
+            # A kind that was there and fails for now is kept; one that appears is taken up.
+            server.handler = serve
+            found.hurry()
+            await asyncio.wait_for(found.until(lambda serving: HTTP_ROUTES in serving), 10)
+            asked = asyncio.Event()
 
-        async def told(request: web.Request) -> web.StreamResponse:
-            answer = await without(request)
-            # The second round begins when the first is over, so that its end is not guessed.
-            if HTTP_ROUTES.plural in request.path:
-                rounds.append(request)
-                asked.set() if len(rounds) > 1 else found.hurry()
-            return answer
+            async def told(request: web.Request) -> web.StreamResponse:
+                answer = await without(request)
+                # The second round begins when the first is over, so that its end is not guessed.
+                if HTTP_ROUTES.plural in request.path:
+                    rounds.append(request)
+                    asked.set() if len(rounds) > 1 else found.hurry()
+                return answer
 
-        rounds: list[web.Request] = []
-        server.handler = told
-        found.hurry()
-        await asyncio.wait_for(asked.wait(), 10)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+            rounds: list[web.Request] = []
+            server.handler = told
+            found.hurry()
+            await asyncio.wait_for(asked.wait(), 10)
         assert (HTTP_ROUTES in found.serving) is (status == 503)
 
 

@@ -30,12 +30,11 @@ from pdpool_operator.workers import Workers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_log = structlog.get_logger(__name__)
-
-
 COLLECTIONS: Final = (10_000, 10, 50)
 """`gc.set_threshold`: what is built of pools lives long, and by default the collector walked through all of it every
 few seconds, during which nothing else was done: a quarter of a second with 250 pools."""
+
+_log = structlog.get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
